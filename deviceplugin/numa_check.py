@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vgpu.api.inventory import Inventory
+from vgpu.api.mig_device import slot_of_device
 
 
 def misaligned(inventory: Inventory, given: Iterable[str], assigned: Iterable[str]) -> str:
-    """A sentence about the NUMA nodes of the GPUs given and assigned, both UUIDs; empty if they are of the same ones, or those are not known."""
+    """A sentence about the NUMA nodes of the GPUs given and assigned, both UUIDs; empty if they are of the same ones, or those are not known.
+
+    Slots on demand name no NUMA node to the kubelet: it never chooses them by one.
+    """
+    given, assigned = tuple(given), tuple(assigned)
+    if any(map(slot_of_device, (*given, *assigned))):
+        return ""
     there, expected = _numa_nodes(inventory, given), _numa_nodes(inventory, assigned)
     if not there or not expected or there == expected:
         return ""

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -54,7 +55,7 @@ class ContainerDevices:
 class PodResources:
     """A client of the kubelet's pod resources socket. Connects at the first call, again after a restart of the kubelet.
 
-    One call is under way at a time. Callers that come meanwhile share the answer of the next one.
+    One call that lists pods is under way at a time. Callers that come meanwhile share the answer of the next one.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -69,13 +70,17 @@ class PodResources:
 
     async def holdings(self, domain: str) -> tuple[ContainerDevices, ...]:
         """Every device under our domain that a container has. Raises KubeletUnreachable."""
-        answer = pb.ListPodResourcesResponse.FromString(await self._list())
-        self.last = tuple(_holdings(answer.pod_resources, f"{domain}/"))
+        answer = await self._list()
+        with self._reading():
+            listed = pb.ListPodResourcesResponse.FromString(answer)
+        self.last = tuple(_holdings(listed.pod_resources, f"{domain}/"))
         return self.last
 
     async def holders(self, resource: str, ids: Collection[str]) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
         """The pod with exactly these devices, as the function `holders` answers. Raises KubeletUnreachable."""
-        return holders(_holdings(naming(await self._list(), ids), resource), resource, ids)
+        answer = await self._list()
+        with self._reading():
+            return holders(_holdings(naming(answer, ids), resource), resource, ids)
 
     async def others(self, domain: str, finished: Set[tuple[str, str]] = frozenset()) -> frozenset[ForeignDevice]:
         """Devices of every resource that is not under our domain, offered or given to pods: those that may be GPUs.
@@ -87,20 +92,21 @@ class PodResources:
                 offered, listed = await asyncio.gather(self._request(ALLOCATABLE), self._list())
         except TimeoutError:
             raise KubeletUnreachable(f"pod resources at {self._socket}: no answer in {DEADLINE_S:.0f} s") from None
-        try:
+        with self._reading():
             foreign, self.last = await asyncio.to_thread(_sorted_out, offered, listed, f"{domain}/", finished)
-        except DecodeError as error:
-            raise KubeletUnreachable(f"pod resources at {self._socket}: the answer cannot be read: {error}") from None
         return foreign
 
     async def pods(self) -> Sequence[pb.PodResources]:
         """All that each pod has. Raises KubeletUnreachable."""
-        return pb.ListPodResourcesResponse.FromString(await self._list()).pod_resources
+        answer = await self._list()
+        with self._reading():
+            return (await asyncio.to_thread(pb.ListPodResourcesResponse.FromString, answer)).pod_resources
 
     async def machine(self) -> pb.AllocatableResourcesResponse:
         """What containers can be given in all, in use or not. Raises KubeletUnreachable."""
-        async with self._calling:
-            return pb.AllocatableResourcesResponse.FromString(await self._request(ALLOCATABLE))
+        answer = await self._request(ALLOCATABLE)
+        with self._reading():
+            return await asyncio.to_thread(pb.AllocatableResourcesResponse.FromString, answer)
 
     async def close(self) -> None:
         """Hang up."""
@@ -108,6 +114,14 @@ class PodResources:
             channel, self._channel = self._channel, None
             self._calls.clear()
             await channel.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Of an answer that may be no such message. Raises KubeletUnreachable."""
+        try:
+            yield
+        except (DecodeError, IndexError) as error:  # IndexError: `naming`, of a length that is cut off
+            raise KubeletUnreachable(f"pod resources at {self._socket}: the answer cannot be read: {error}") from None
 
     async def _list(self) -> bytes:
         """The kubelet's answer to a question that is put after this call, encoded: what is read of it differs."""

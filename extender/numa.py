@@ -91,7 +91,7 @@ class NumaNodes:
 
     def _read(self, name: str, text: str) -> None:
         try:
-            facts = facts_from_json(text)
+            facts = facts_from_json(text, self._names)
         except BadDocument as error:
             self._unreadable.add(name)
             log.error("a node's NUMA facts cannot be read; it takes no pods", node=name, error=str(error))
@@ -100,6 +100,10 @@ class NumaNodes:
         for uid in facts.counted:
             self._since_s.pop(uid, None)
             self._allocations.counted(uid)
+
+    def forget_pod(self, uid: str) -> None:
+        """It is gone."""
+        self._since_s.pop(uid, None)
 
     def alignment(self, node: str, uid: str, request: PodRequest) -> AlignedPod | None:
         """Of a pod that is being placed there."""
@@ -153,9 +157,10 @@ class NumaNodes:
         return self._judgement(node, self._aligned(node, request.needs))
 
     def _judgement(self, node: str, aligned: Aligned) -> Judgement:
-        facts, inventory = self._facts[node], self._allocations.fleet.inventory[node]
-        if aligned.refused:
+        facts = self._facts[node]
+        if aligned.refused:  # also of a node that is not in the fleet
             return Judgement({}, numa_refuses(facts.policy, aligned.refused))
+        inventory = self._allocations.fleet.inventory[node]
         gpus = {name: gpus_of(facts, inventory, mask) for name, mask in aligned.masks.items()}
         masks = {nodes for mask in aligned.masks.values() for nodes in nodes_of(mask)}
         return Judgement(gpus, numa_elsewhere(facts.policy, sorted(masks)))

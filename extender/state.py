@@ -111,6 +111,7 @@ class State:
         self.reservations.end_all(uid)
         self.allocations.release(uid)
         self.spread_index.forget(uid)
+        self.numa.forget_pod(uid)
         self.orphans.allocate_again(uid)
         self.unassigned.discard(uid)
         self.unblock(uid)

@@ -18,7 +18,7 @@ import structlog
 from deviceplugin.gpus.offer import CORDONS, Offer
 from deviceplugin.pods.node_pods import NodePods
 from nvml.descriptors import gpu_open, opens
-from nvml.withheld import addresses, write_withheld
+from nvml.withheld import addresses, read_withheld, write_withheld
 from vgpu.api.cordon import Cordon, condition, cordons_from_json
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import AssignedGpu
@@ -137,15 +137,14 @@ class CordonWatch:
             await asyncio.gather(*self._tests.values(), return_exceptions=True)
 
     async def once(self) -> None:
-        """Bring the offer in step. Before the annotation is known, NVML leaves out what it left out before. Raises OSError."""
+        """Bring the offer in step. Before the annotation and the pods are known, NVML leaves out what it left out before. Raises OSError."""
         self._offer.refresh()
         if not self._offer.probed:
             return
         inventory = self._offer.inventory()
         self.withheld = self._plan(inventory, Opened()).withheld
-        let_go = [gpu.pci for gpu in inventory.gpus if gpu.uuid in self.withheld and gpu.pci]
-        if self._known and await asyncio.to_thread(write_withheld, self._path, let_go):
-            log.info("GPUs that NVML leaves out", pci=let_go)
+        if self._known and (self._pods.synced or not self._cordons):  # until then nobody knows who has a cordoned GPU
+            await asyncio.to_thread(self._write_withheld, inventory, frozenset(self._cordons))
         ordered = [gpu for gpu in inventory.gpus if gpu.uuid in self._cordons]
         opened = await asyncio.to_thread(self._opened, ordered) if ordered else Opened()
         now = self._plan(self._offer.inventory(), opened)  # a GPU may have recovered or passed its self-test meanwhile
@@ -154,9 +153,18 @@ class CordonWatch:
             if state == TESTING and uuid not in self._tests and self._works(uuid):
                 self._tests[uuid] = asyncio.create_task(self._test(uuid))
 
+    def _write_withheld(self, inventory: Inventory, cordoned: frozenset[str]) -> None:
+        """What was left out stays so while a cordoned GPU is not in the inventory: NVML describes no GPU that it never opened. Raises OSError."""
+        let_go = {gpu.pci for gpu in inventory.gpus if gpu.uuid in self.withheld and gpu.pci}
+        if cordoned - {gpu.uuid for gpu in inventory.gpus}:
+            let_go |= read_withheld(self._path) - addresses(gpu.pci for gpu in inventory.gpus)
+        if write_withheld(self._path, let_go):
+            log.info("GPUs that NVML leaves out", pci=sorted(let_go))
+
     def _plan(self, inventory: Inventory, opened: Opened) -> CordonPlan:
         held = held_gpus(inventory, self._held(inventory))
-        return plan(inventory, self._cordons, held, opened, known=self._pods.synced)
+        withdrawn = self._offer.withdrawn_by(CORDONS)
+        return plan(inventory, self._cordons, held, opened, known=self._pods.synced, withdrawn=withdrawn)
 
     def _held(self, inventory: Inventory) -> Iterable[AssignedGpu]:
         for pod in self._pods.node_pods():
@@ -197,7 +205,7 @@ class CordonWatch:
             (log.error if why else log.info)(
                 "a GPU was tried", gpu_uuid=uuid, outcome=verdict and verdict.outcome, why=verdict and verdict.why
             )
-            if uuid in self._cordons:  # again, meanwhile
+            if uuid in self._cordons or self._offer.inventory().gpu(uuid) is None:  # again, or away, meanwhile
                 return
             if verdict is None or verdict.outcome is not TrialOutcome.CANNOT_RUN:  # else a failure of before stands
                 self._tested(uuid, why)

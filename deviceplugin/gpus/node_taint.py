@@ -6,10 +6,10 @@ read again, and no taint of others is lost. A refusal is no failure of the plugi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
 import structlog
 
 from kube import paths
@@ -27,6 +27,22 @@ CONFLICT: Final = 409
 log = structlog.get_logger("deviceplugin.gpus.node_taint")
 
 
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str = ""
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    taints: list[dict[str, Any]] | None = None
+    """With fields of them that this program does not know."""
+
+
+class _Tainted(msgspec.Struct, frozen=True):
+    """What is read of a node before its taints are written."""
+
+    metadata: _Metadata
+    spec: _Spec | None = None
+
+
 class NodeTaint:
     """Of one node. `effect` None: there should be none."""
 
@@ -40,7 +56,7 @@ class NodeTaint:
         """Status of the last refusal, until the taint is written."""
 
     async def keep(self, node: Node) -> bool:
-        """Bring the taint in step, where this node, as it was read just now, has another. Returns whether it was written."""
+        """Bring the taint in step, where this node, as it was read just now, has another. Returns whether it was written. Raises msgspec.MsgspecError."""
         effects = [one.effect for one in node.spec.taints if one.key == self._key]
         if effects == [one for one in [self._wanted(present=bool(effects))] if one]:
             return False
@@ -57,18 +73,20 @@ class NodeTaint:
 
     async def _write(self) -> bool:
         for attempt in range(TRIES):
-            node: dict[str, Any] = json.loads(await self._client.get(self._path))
-            before: list[dict[str, Any]] = node.get("spec", {}).get("taints") or []
+            node = msgspec.json.decode(await self._client.get(self._path), type=_Tainted)
+            before = (node.spec and node.spec.taints) or []
             wanted = self._wanted(present=any(one.get("key") == self._key for one in before))
             taints = with_taint(before, self._key, wanted)
             if taints == before:
                 return False
-            version = node["metadata"].get("resourceVersion", "")
             try:
                 await merge(
                     self._client,
                     self._path,
-                    {"metadata": {"resourceVersion": version}, "spec": {"taints": taints or None}},
+                    {
+                        "metadata": {"resourceVersion": node.metadata.resource_version},
+                        "spec": {"taints": taints or None},
+                    },
                 )
             except ApiError as error:
                 if error.status != CONFLICT or attempt + 1 == TRIES:

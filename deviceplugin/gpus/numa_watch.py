@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -108,7 +108,8 @@ class NumaWatch:
         """Raises OSError, BadDocument, KubeletUnreachable."""
         cpus, distances = await asyncio.to_thread(read_numa_nodes, self._settings.numa_nodes_dir)
         machine, pods = await self._records.machine(), await self._records.pods()
-        taken = {cpu for pod in pods for container in pod.containers for cpu in container.cpu_ids}
+        taken = await asyncio.to_thread(_cpus_of, pods)
+        others = await asyncio.to_thread(others_of, machine, pods, self._settings.names, cpus.keys())
         free = set(machine.cpu_ids) - taken if topology.static_cpus else set()
         nodes = tuple(
             NumaNode(id_, len(those), len(those & free), distances[id_] if topology.prefer_closest else ())
@@ -116,7 +117,7 @@ class NumaWatch:
         )
         return NumaFacts(
             VERSION, topology.policy, topology.scope, nodes, topology.static_cpus, topology.prefer_closest,
-            others_of(machine, pods, self._settings.names), self._counted(pods) if topology.static_cpus else (),
+            others, self._counted(pods) if topology.static_cpus else (),
             topology.unpredictable,
         )  # fmt: skip
 
@@ -132,15 +133,23 @@ class NumaWatch:
         return tuple(sorted(found))
 
 
+def _cpus_of(pods: Iterable[pb.PodResources]) -> set[int]:
+    """That containers have for themselves."""
+    return {cpu for pod in pods for container in pod.containers for cpu in container.cpu_ids}
+
+
 def others_of(
-    machine: pb.AllocatableResourcesResponse, pods: Iterable[pb.PodResources], names: Names
+    machine: pb.AllocatableResourcesResponse, pods: Iterable[pb.PodResources], names: Names, known: Collection[int]
 ) -> dict[str, tuple[DeviceCount, ...]]:
-    """Resources of other device plugins that name NUMA nodes. Empty for one that has a device on several: the kubelet counts it on each."""
+    """Resources of other device plugins that name NUMA nodes. Empty for one that has a device on several: the kubelet counts it on each.
+
+    `known`: the machine's NUMA nodes. A device that names another, as -1, is passed over.
+    """
     node_of: dict[str, dict[str, int]] = {}
     several: set[str] = set()
     for devices in machine.devices:
         nodes = [node.ID for node in devices.topology.nodes]
-        if names.ours(devices.resource_name) or not nodes:
+        if names.ours(devices.resource_name) or not nodes or nodes[0] not in known:
             continue
         for id_ in devices.device_ids:
             before = node_of.setdefault(devices.resource_name, {}).setdefault(id_, nodes[0])
@@ -169,7 +178,7 @@ def read_configuration(path: Path) -> Mapping[str, Any]:
         raise BadDocument(f"{path}: it has more than {LARGEST_BYTES} bytes")
     try:
         found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that there is not
         raise BadDocument(f"{path}: it cannot be read as YAML: {error}") from None
     if not isinstance(found, Mapping) or found.get("kind") != "KubeletConfiguration":
         raise BadDocument(f"{path}: it is no KubeletConfiguration")

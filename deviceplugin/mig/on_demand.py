@@ -197,7 +197,7 @@ class MigOnDemand:
         if not gpus or not self._pods.synced:
             return
         due = self._clock() - self._refreshed_s >= REFRESH_S
-        idle = [one for gpu in gpus for one in self._idle(gpu)]
+        idle = [one for gpu in gpus for one in self._removable(gpu)]
         if due or idle or self._listed is None:
             try:
                 self._list(await self._holdings())
@@ -208,7 +208,7 @@ class MigOnDemand:
                 self._refreshed_s = self._clock()
                 for gpu in gpus:
                     await self._refresh(gpu)
-            now = {slot_device(gpu.uuid, slot): (gpu, slot) for gpu in gpus for slot in self._idle(gpu)}
+            now = {slot_device(gpu.uuid, slot): (gpu, slot) for gpu in gpus for slot in self._removable(gpu)}
             self._idle_since_s = {one: self._idle_since_s.get(one, self._clock()) for one in now}
             for device, (gpu, slot) in now.items():
                 if self._clock() - self._idle_since_s[device] >= self._idle_s:
@@ -216,7 +216,7 @@ class MigOnDemand:
 
     async def _remove(self, gpu: Gpu, slot: MigSlot) -> None:
         in_use = self._held(gpu.uuid) | self._assigned(gpu.uuid)
-        if slot in in_use:
+        if slot not in self._removable(gpu):  # any more
             return
         try:
             removed = await asyncio.to_thread(self._instances.remove, gpu, slot, in_use)
@@ -259,7 +259,10 @@ class MigOnDemand:
         """Nothing of Tangram opens it, so that it can be reset."""
         return any(one.reason == Withdrawal.RELEASED for one in self._withdrawn(gpu.uuid))
 
-    def _idle(self, gpu: Gpu) -> set[MigSlot]:
+    def _removable(self, gpu: Gpu) -> set[MigSlot]:
+        """Slots whose instances no container of ours has. None of a GPU whose instances another device plugin may have given away."""
+        if any(one.reason in (Withdrawal.CLASH, Withdrawal.UNKNOWN) for one in self._withdrawn(gpu.uuid)):
+            return set()
         view = self._instances.views.get(gpu.uuid)
         ours = set(view.ours) if view is not None else set()
         return ours - self._held(gpu.uuid) - self._assigned(gpu.uuid)

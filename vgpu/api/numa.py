@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from vgpu.api.errors import BadDocument, NewerVersion
+from vgpu.api.names import DEFAULT, Names
 
 VERSION: Final = 1
 
@@ -82,23 +83,23 @@ def facts_to_json(facts: NumaFacts) -> str:
     return msgspec.json.encode(facts).decode()
 
 
-def facts_from_json(text: str) -> NumaFacts:
-    """Raises BadDocument."""
+def facts_from_json(text: str, names: Names = DEFAULT) -> NumaFacts:
+    """`names`: what is under our own domain is no other plugin's. Raises BadDocument."""
     if len(text) > MOST_TEXT:
         raise BadDocument(f"NUMA facts of {len(text)} characters: at most {MOST_TEXT} are read")
     try:
         facts = msgspec.json.decode(text, type=NumaFacts)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise BadDocument(f"NUMA facts cannot be read: {error}") from None
     if facts.v > VERSION:
         raise NewerVersion(f"NUMA facts have version {facts.v}: this Tangram reads up to {VERSION}")
-    wrong = _wrong(facts)
+    wrong = _wrong(facts, names)
     if wrong:
         raise BadDocument(f"NUMA facts: {wrong}")
     return facts
 
 
-def _wrong(facts: NumaFacts) -> str:
+def _wrong(facts: NumaFacts, names: Names) -> str:
     ids = [node.id for node in facts.nodes]
     if facts.policy not in REFUSING:
         return f"the policy is {facts.policy[:80]!r}: it must be one of {', '.join(sorted(REFUSING))}"
@@ -110,8 +111,17 @@ def _wrong(facts: NumaFacts) -> str:
         return f"NUMA nodes {ids}: each must be 0 to {MOST_NUMA_NODES - 1}"
     if any(node.cpus < 0 or not 0 <= node.free <= node.cpus for node in facts.nodes):
         return "a NUMA node has fewer CPUs than are free"
-    if any(not 0 <= one.free <= one.total for counts in facts.others.values() for one in counts):
+    return _wrong_others(facts.others, frozenset(ids), names)
+
+
+def _wrong_others(others: Mapping[str, tuple[DeviceCount, ...]], ids: frozenset[int], names: Names) -> str:
+    counts = [one for those in others.values() for one in those]
+    if any(not 0 <= one.free <= one.total for one in counts):
         return "a resource has fewer devices than are free"
+    if elsewhere := {one.numa for one in counts} - ids:
+        return f"a resource has devices on NUMA node {min(elsewhere)}, and the machine has NUMA nodes {sorted(ids)}"
+    if any(map(names.ours, others)):
+        return f"others has a resource under {names.domain}"
     return ""
 
 

@@ -35,9 +35,9 @@ class CordonPlan:
     """For the GPUs of a node."""
 
     states: Mapping[str, CordonState]
-    """By UUID; others are offered as their health allows."""
+    """By UUID, also of GPUs that are away now; others are offered as their health allows."""
     withheld: frozenset[str]
-    """UUIDs of GPUs that nothing of ours may have open."""
+    """UUIDs of GPUs of the inventory that nothing of ours may have open."""
 
 
 def held_gpus(inventory: Inventory, held: Iterable[AssignedGpu]) -> frozenset[str]:
@@ -47,17 +47,25 @@ def held_gpus(inventory: Inventory, held: Iterable[AssignedGpu]) -> frozenset[st
 
 
 def plan(
-    inventory: Inventory, cordons: Mapping[str, Cordon], held: Collection[str], opened: Opened, *, known: bool
+    inventory: Inventory,
+    cordons: Mapping[str, Cordon],
+    held: Collection[str],
+    opened: Opened,
+    *,
+    known: bool,
+    withdrawn: Collection[str] = (),
 ) -> CordonPlan:
-    """`held`: GPUs that pods, or processes of pods that are gone, have. `known`: are the pods known?"""
-    states: dict[str, CordonState] = {}
+    """`held`: GPUs that pods, or processes of pods that are gone, have. `known`: are the pods known? `withdrawn`: what had a state before: a GPU that is
+    away keeps one, so that no pod gets it between its return and its self-test."""
+    here = {gpu.uuid for gpu in inventory.gpus}
+    states: dict[str, CordonState] = dict.fromkeys(set(withdrawn) - here, TESTING) | dict.fromkeys(cordons, CORDONED)
     for gpu in inventory.gpus:
         if gpu.uuid in cordons:
             free = known and gpu.uuid not in held
             states[gpu.uuid] = opened.state(gpu.uuid) if free else CORDONED
         elif gpu.cordon and gpu.selected:  # others are no business of the self-test: it would not be made
             states[gpu.uuid] = TESTING
-    withheld = frozenset(uuid for uuid in states if uuid in cordons and known and uuid not in held)
+    withheld = frozenset(uuid for uuid in here if uuid in cordons and known and uuid not in held)
     return CordonPlan(states, withheld)
 
 

@@ -78,9 +78,11 @@ class NodeHealth:
             self._health[uuid] = without(health, (Reason.UNMONITORED,))
 
     def keep_only(self, uuids: Collection[str]) -> None:
-        """Other GPUs are no longer in the machine."""
+        """Other GPUs are no longer in the machine. A failed self-test stands until they are back: only another one ends it."""
         for uuid in self._health.keys() - set(uuids):
-            del self._health[uuid]
+            failed = self._health.pop(uuid).standing.get(Reason.SELF_TEST)
+            if failed is not None:
+                self._health[uuid] = GpuHealth({Reason.SELF_TEST: failed})
             self.readings.pop(uuid, None)
 
     def _of(self, uuid: str) -> GpuHealth:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -102,6 +104,60 @@ async def test_one_that_refuses_for_ever_is_reported(tmp_path: Path, monkeypatch
     async with served(FixedPodResources(lambda: True), tmp_path) as client:
         with pytest.raises(KubeletUnreachable, match=r"kubelet\.sock: RESOURCE_EXHAUSTED: rejected by rate limit"):
             await client.holdings("tangram.sh")
+
+
+async def test_what_may_be_long_is_decoded_beside_the_event_loop_and_the_machine_waits_for_no_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, listed, threads = PodResources(tmp_path / "kubelet.sock"), asyncio.Event(), []
+
+    async def answered(method: str) -> bytes:
+        if method == podresources.LIST:
+            await listed.wait()
+        return b""
+
+    class Message:
+        pod_resources = ()
+
+        @classmethod
+        def FromString(cls, _: bytes) -> Message:  # noqa: N802
+            threads.append(threading.get_ident())
+            return cls()
+
+    made = SimpleNamespace(ListPodResourcesResponse=Message, AllocatableResourcesResponse=Message)
+    monkeypatch.setattr(podresources, "pb", made)
+    monkeypatch.setattr(records, "_request", answered)
+    pods = asyncio.create_task(records.pods())
+    async with asyncio.timeout(20):
+        await records.machine()
+    listed.set()
+    await pods
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("answer", [b"\x0a", b"\x0a\xff", b"\x0a\x05id0"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda records: records.holdings("tangram.sh"),
+        lambda records: records.holders(RESOURCE, ["id0"]),
+        lambda records: records.others("tangram.sh"),
+        lambda records: records.pods(),
+        lambda records: records.machine(),
+    ],
+)
+async def test_an_answer_that_cannot_be_read_is_none(
+    tmp_path: Path, call: Callable[[PodResources], Awaitable[object]], answer: bytes
+) -> None:
+    records = PodResources(tmp_path / "kubelet.sock")
+
+    async def answered(method: str) -> bytes:
+        return answer
+
+    records._request = answered  # type: ignore[method-assign]
+    with pytest.raises(KubeletUnreachable, match="the answer cannot be read"):
+        await call(records)
 
 
 async def test_a_caller_that_is_cancelled_cancels_no_other(tmp_path: Path) -> None:

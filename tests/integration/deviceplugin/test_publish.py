@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import msgspec
 import pytest
 
 from deviceplugin.gpus import publish
@@ -16,7 +17,8 @@ from deviceplugin.gpus.offer import Offer
 from deviceplugin.gpus.publish import Publisher
 from kube.client import Client
 from kube.errors import ApiError
-from tests.fake_api import answer_with
+from kube.objects import Node
+from tests.fake_api import answer_with, say_raw
 from tests.integration.deviceplugin.harness import NODE, PodApi
 from tests.unit.deviceplugin.builders import inventory
 from vgpu.api.codec import inventory_from_json
@@ -187,6 +189,19 @@ async def test_a_node_is_tainted_while_a_gpu_is_unhealthy_and_others_taints_stay
         assert not await publisher.publish()
         await with_taint_of(client, offer, None).publish()
         assert api.objects["/api/v1/nodes"][NODE]["spec"]["taints"] == [FOREIGN], "the setting was turned off"
+
+
+async def test_a_node_that_cannot_be_read_when_its_taint_is_written_is_an_error_that_is_retried() -> None:
+    async with PodApi() as api, api.client() as client:
+        offer = Offer(DEFAULT, 1024)
+        offer.set_inventory(inventory(1))
+        offer.set_conditions({inventory(1).gpus[0].uuid: (LOST,)})
+        taint = NodeTaint(client, NODE, DEFAULT.unhealthy_taint, "NoSchedule", offer.inventory)
+        node = msgspec.convert({"metadata": {"name": NODE}}, Node)
+        for body in (b'{"metadata', b'{"metadata":{},"spec":{"taints":7}}'):
+            api.faults.append(say_raw("GET", f"/nodes/{NODE}", body))
+            with pytest.raises(msgspec.MsgspecError):
+                await taint.keep(node)
 
 
 async def test_a_taint_is_written_again_when_somebody_wrote_in_between_and_a_refusal_is_no_failure() -> None:

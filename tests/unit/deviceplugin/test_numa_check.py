@@ -14,6 +14,8 @@ from tests.builders import pod
 from tests.unit.deviceplugin.builders import KnownPods, inventory, node_pod, share, uuid
 from vgpu.api.errors import Refused
 from vgpu.api.inventory import Inventory
+from vgpu.api.mig import MigSlot
+from vgpu.api.mig_device import slot_device
 from vgpu.api.names import DEFAULT
 
 MEM = DEFAULT.gpu_mem
@@ -41,6 +43,14 @@ def test_numa_nodes_are_the_reason_only_where_they_are_known_and_differ(
 ) -> None:
     found = misaligned(on_numa_nodes(*nodes), map(uuid, given), map(uuid, assigned))
     assert bool(found) is said
+
+
+def test_slots_on_demand_name_no_numa_node() -> None:
+    slots = [slot_device(uuid(at), MigSlot(0, "1g.10gb")) for at in range(2)]
+    known = on_numa_nodes(0, 1)
+    assert misaligned(known, [uuid(1)], [uuid(0)])
+    for given, assigned in ((slots[1:], slots[:1]), (slots[1:], [uuid(0)]), ([uuid(1)], slots[:1])):
+        assert misaligned(known, given, assigned) == ""
 
 
 def ledger(access: str, *, names_numa: bool) -> DeviceLedger:

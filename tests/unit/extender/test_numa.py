@@ -172,6 +172,23 @@ def test_cpus_that_are_never_counted_block_no_pod_for_ever() -> None:
     assert not order.blocked(second.build().uid)
 
 
+def test_a_node_whose_gpus_are_no_longer_known_when_the_pod_is_bound_is_refused() -> None:
+    cluster, one = Cluster(), wanting("a")
+    cluster.filter(one)
+    cluster.state.allocations.set_node("n1", None)
+    assert "its GPUs are not known" in BindOrder(cluster.state, 0).why(one.build().uid)
+
+
+def test_nothing_is_kept_of_a_pod_that_goes_before_its_cpus_are_counted() -> None:
+    cluster, one = Cluster(), wanting("a", cpus=1)
+    cluster.filter(one)
+    seen = cluster.started(cluster.bound(one))
+    cluster.filter(wanting("b", cpus=1))
+    assert set(cluster.state.numa._since_s) == {seen.build().uid}
+    cluster.intake.pod_changed(seen.build(), None)
+    assert not cluster.state.numa._since_s
+
+
 def test_pods_without_cpus_of_their_own_wait_for_the_start_alone() -> None:
     cluster, first, second = Cluster(), wanting("a", 2), wanting("b", 4)
     order = BindOrder(cluster.state, 0)

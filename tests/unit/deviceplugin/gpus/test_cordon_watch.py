@@ -40,7 +40,8 @@ class Watched:
     def __init__(self, folder: Path, *, tests: bool = True) -> None:
         self.path = folder / "nvml.withheld"
         self.offer, self.pods, self.health = Offer(DEFAULT, 1024), NodePods(DEFAULT, 1024), NodeHealth()
-        self.pods.attach(self._no_change, lambda: True)
+        self.synced = True
+        self.pods.attach(self._no_change, lambda: self.synced)
         self.open: set[str] = set()
         self.verdicts: asyncio.Queue[TrialVerdict] = asyncio.Queue()
         self.tried: list[str] = []
@@ -200,6 +201,40 @@ async def test_a_cordon_during_the_self_test_keeps_the_gpu_withdrawn(tmp_path: P
     assert await made.step() == ["released", ""]
 
 
+async def test_a_cordoned_gpu_that_was_away_comes_back_cordoned(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.order(ONE)
+    await made.step()
+    made.offer.set_inventory(Inventory((TWO,)))
+    assert await made.step() == [""]
+    made.offer.set_inventory(Inventory((ONE, TWO)))
+    assert made.cordons() == ["cordoned", ""], "at once"
+    assert await made.step() == ["released", ""]
+
+
+async def test_a_gpu_that_is_uncordoned_while_it_is_away_is_tried_when_it_comes_back(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.order(ONE)
+    await made.step()
+    made.offer.set_inventory(Inventory((TWO,)))
+    made.order()
+    await made.step()
+    assert made.tried == []
+    made.offer.set_inventory(Inventory((ONE, TWO)))
+    assert made.cordons() == ["testing", ""]
+    await made.step()
+    assert made.tried == [ONE.uuid]
+    made.offer.set_inventory(Inventory((TWO,)))
+    made.verdicts.put_nowait(TrialVerdict(TrialOutcome.FAULTY, "it is not there"))
+    await made.step()
+    made.offer.set_inventory(Inventory((ONE, TWO)))
+    assert made.cordons() == ["testing", ""]
+    assert not made.health.conditions
+    made.verdicts.put_nowait(WORKS)
+    await made.step()
+    assert await made.step() == ["", ""]
+
+
 async def test_a_list_that_cannot_be_read_keeps_the_cordons_of_before(tmp_path: Path) -> None:
     made = Watched(tmp_path)
     made.order(ONE)
@@ -221,6 +256,40 @@ async def test_a_plugin_that_starts_beside_a_list_that_cannot_be_read_keeps_what
     assert not read_withheld(made.path)
     made.verdicts.put_nowait(WORKS)
     await made.step()
+
+
+async def test_a_released_gpu_that_nvml_never_opened_stays_released_when_the_api_server_is_back(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.path.write_text("0000:17:00.0\n")
+    made.offer.set_inventory(Inventory((TWO,)))  # nobody told this program of the other
+    await made.step()
+    made.order(ONE)
+    await made.step()
+    assert read_withheld(made.path) == {"0000:17:00.0"}
+    made.order(ONE, TWO)
+    await made.step()
+    assert read_withheld(made.path) == {"0000:17:00.0", "0000:29:00.0"}
+    made.order(ONE)
+    await made.step()
+    assert read_withheld(made.path) == {"0000:17:00.0"}
+    made.order()
+    await made.step()
+    assert not read_withheld(made.path)
+    made.verdicts.put_nowait(WORKS)
+    await made.step()
+
+
+async def test_a_released_gpu_is_not_opened_before_it_is_known_who_has_gpus(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.path.write_text("0000:17:00.0\n")
+    made.synced = False
+    made.order(ONE)
+    assert await made.step() == ["cordoned", ""]
+    assert read_withheld(made.path) == {"0000:17:00.0"}
+    made.pods.on_change(None, on("a", ONE))
+    made.synced = True
+    await made.step()
+    assert not read_withheld(made.path), "a pod has it"
 
 
 async def test_a_gpu_that_recovers_while_processes_are_looked_at_is_tried_all_the_same(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deviceplugin.gpus import numa_watch
 from deviceplugin.gpus.numa_watch import NumaWatch, cpu_list, others_of, read_configuration, read_numa_nodes
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.pod_resources import KubeletUnreachable
@@ -93,6 +95,23 @@ async def test_the_annotation_has_the_policy_and_the_free_cpus_of_each_numa_node
     assert node.checks == 1
 
 
+async def test_the_kubelets_answer_is_read_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full node's names thousands of devices."""
+    node, threads = Node(tmp_path), []
+
+    def seen(*given: Any) -> Any:
+        threads.append(threading.get_ident())
+        return others_of(*given)
+
+    monkeypatch.setattr(numa_watch, "others_of", seen)
+    node.configure(**SINGLE)
+    await node.watch.once()
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
 @pytest.mark.parametrize("policy", ["none", "best-effort"])
 async def test_nothing_is_published_or_named_where_the_kubelet_refuses_nothing(tmp_path: Path, policy: str) -> None:
     node = Node(tmp_path)
@@ -156,13 +175,15 @@ def test_devices_of_other_plugins_are_counted_by_numa_node() -> None:
         ("nic", "b", 1),
         ("wide", "c", 0, 1),
         ("flat", "d"),
+        ("nic", "f", -1),
+        ("lost", "g", 2),
         (DEFAULT.gpu, "e", 0),
     ):
         devices = machine.devices.add(resource_name=resource, device_ids=[id_])
         for one in nodes:
             devices.topology.nodes.add(ID=one)
     listed.pod_resources.add(name="p").containers.add().devices.add(resource_name="nic", device_ids=["b", "gone"])
-    assert others_of(machine, listed.pod_resources, DEFAULT) == {
+    assert others_of(machine, listed.pod_resources, DEFAULT, (0, 1)) == {
         "nic": (DeviceCount(0, 1, 1), DeviceCount(1, 1, 0)), "wide": (),
     }  # fmt: skip
 
@@ -190,7 +211,14 @@ def test_numa_nodes_with_their_cpus_and_distances(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("[", "YAML"), ("a: 1", "no KubeletConfiguration"), ("x" * (1024 * 1024 + 1), "bytes")]
+    ("text", "why"),
+    [
+        ("[", "YAML"),
+        ("a: 2026-99-99", "YAML: month must be"),
+        ("[" * 10_000, "YAML: maximum recursion"),
+        ("a: 1", "no KubeletConfiguration"),
+        ("x" * (1024 * 1024 + 1), "bytes"),
+    ],
 )
 def test_a_configuration_that_cannot_be_read(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "config.yaml"

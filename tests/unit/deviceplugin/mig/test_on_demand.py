@@ -165,6 +165,20 @@ async def test_on_a_cordoned_gpu_nothing_is_made_what_is_in_use_stays_and_the_re
     assert len(known.offer.devices(RESOURCE)) == 7
 
 
+@pytest.mark.parametrize("reason", [Withdrawal.CLASH, Withdrawal.UNKNOWN])
+async def test_nothing_is_removed_that_another_device_plugin_may_have_given_away(
+    tmp_path: Path, reason: Withdrawal
+) -> None:
+    known = await KnownNode(tmp_path, idle_s=0.0).begin()
+    await known.node.allocate([SMALL])
+    known.offer.set_withdrawn("owner", {GPU.uuid: GpuCondition(reason, WITHDRAWN, 1)})
+    await known.pass_s(60)
+    assert known.driver.layout() == (MigSlot(6, "1g.10gb"),)
+    known.offer.set_withdrawn("owner", {})
+    await known.pass_s(60)
+    assert known.driver.layout() == ()
+
+
 @pytest.mark.parametrize("access", ["cdi", "nvidia"])
 async def test_after_a_reset_a_container_starts_again_only_where_a_name_can_stand_for_the_new_instance(
     tmp_path: Path, access: AccessMode

@@ -47,6 +47,10 @@ def test_a_later_version_is_not_guessed() -> None:
         ('"free":2', '"free":9', "fewer CPUs than are free"),
         ('"free":1', '"free":3', "fewer devices than are free"),
         ('"nodes":[', '"nodes":[7,', "cannot be read"),
+        ('"numa":1', '"numa":-1', r"devices on NUMA node -1, and the machine has NUMA nodes \[0, 1\]"),
+        ('"numa":1', '"numa":2', r"devices on NUMA node 2, and the machine has"),
+        ('"nic"', '"tangram.sh/gpu-mem"', "a resource under tangram.sh"),
+        ('"v":1', '"more":' + "[" * 100_000 + "]" * 100_000 + ',"v":1', "cannot be read: "),
     ],
 )
 def test_what_cannot_be_is_refused(was: str, written: str, why: str) -> None:

@@ -134,6 +134,19 @@ def test_a_node_forgets_gpus_that_went_and_reports_changes_only() -> None:
     assert node.conditions == {}
 
 
+def test_a_failed_self_test_stands_when_the_gpu_was_away() -> None:
+    node = NodeHealth()
+    node.tested("a", "bad memory", 7)
+    node.xid("a", 79, 8)
+    node.keep_only([])
+    node.keep_only(["a"])
+    assert [(one.reason, one.message, one.since_s) for one in node.conditions["a"]] == [
+        (Reason.SELF_TEST, "bad memory", 7)
+    ]
+    node.tested("a", "", 9)
+    assert node.conditions == {}
+
+
 @pytest.mark.parametrize(
     ("states", "healthy", "state"),
     [((), True, "healthy"), ((), False, "unhealthy"), (("degraded",), True, "degraded"), (("degraded", "unmonitored"), False, "unmonitored"),

@@ -43,9 +43,11 @@ def test_a_gpu_that_is_not_selected_is_not_tried(before: str) -> None:
     assert ordered.states == {"GPU-1": "cordoned"}, "it can be cordoned all the same"
 
 
-def test_a_cordon_of_a_gpu_that_the_node_does_not_have_changes_nothing() -> None:
-    found = plan(Inventory((GPU,)), {"GPU-2": Cordon()}, (), Opened(), known=True)
-    assert (found.states, found.withheld) == ({}, frozenset())
+def test_a_gpu_that_is_away_is_withdrawn_when_it_comes_back() -> None:
+    found = plan(
+        Inventory((GPU,)), {"GPU-2": Cordon()}, (), Opened(), known=True, withdrawn=("GPU-1", "GPU-2", "GPU-3")
+    )
+    assert (found.states, found.withheld) == ({"GPU-2": "cordoned", "GPU-3": "testing"}, frozenset())
 
 
 def test_who_has_an_instance_has_its_gpu() -> None:
