@@ -179,8 +179,8 @@ class DevicePlugin:
         self.offer.slots, self.offer.unlisted = self.mig, self.reports.mig_profile_not_listed
         self.nvml_service.health = self.gpus.last_health
         self.cordons = CordonWatch(
-            self.offer, self.pods, settings.nvml_withheld, OpenedGpus(self.nvml_service.supervisor, settings.proc_root).of,
-            self.trier.self_test if settings.self_test else None, self.gpus.self_tested,
+            self.offer, self.pods, self.orphans.still_using, settings.nvml_withheld,
+            OpenedGpus(self.nvml_service.supervisor, settings.proc_root).of, self.trier.self_test if settings.self_test else None, self.gpus.self_tested,
         )  # fmt: skip
         self.offer.hold_back = self.cordons.hold_back
         self.metrics.readings = lambda: self.gpus.health.readings

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -17,8 +17,10 @@ import structlog
 
 from deviceplugin.gpus.offer import CORDONS, Offer
 from deviceplugin.pods.node_pods import NodePods
+from deviceplugin.pods.usage_records import UsageRecord
 from nvml.descriptors import opens
 from nvml.withheld import addresses, write_withheld
+from vgpu.api.codec import assignment_from_json
 from vgpu.api.cordon import Cordon, condition, cordons_from_json
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import AssignedGpu
@@ -72,16 +74,17 @@ class OpenedGpus:
 
 
 class CordonWatch:
-    """Of one node. `try_out` tries a GPU; None: GPUs are not tried. `tested` is called with its UUID and why it does not work."""
+    """Of one node. `gone`: pods that the API lacks and that are not known to be gone. `try_out` tries a GPU; None: GPUs are not tried. `tested` is called with
+    its UUID and why it does not work."""
 
     def __init__(
-        self, offer: Offer, pods: NodePods, withheld: Path, opened: Callable[[Collection[Gpu]], Opened],
+        self, offer: Offer, pods: NodePods, gone: Callable[[], Iterable[UsageRecord]], withheld: Path, opened: Callable[[Collection[Gpu]], Opened],
         try_out: Callable[[str], Awaitable[TrialVerdict]] | None, tested: Callable[[str, str], None],
         now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self.withheld: frozenset[str] = frozenset()
         """UUIDs of GPUs that nothing of ours may have open."""
-        self._offer, self._pods, self._path, self._opened = offer, pods, withheld, opened
+        self._offer, self._pods, self._gone, self._path, self._opened = offer, pods, gone, withheld, opened
         self._try_out, self._tested, self._now = try_out, tested, now
         self._cordons: Mapping[str, Cordon] = {}
         self._text: str | None = ""
@@ -148,12 +151,21 @@ class CordonWatch:
                 self._tests[uuid] = asyncio.create_task(self._test(uuid))
 
     def _plan(self, inventory: Inventory, opened: Opened) -> CordonPlan:
-        held = held_gpus(inventory, self._held(inventory))
+        try:
+            held = held_gpus(inventory, self._held(inventory))
+        except BadDocument:  # its pod may have any
+            held = frozenset(gpu.uuid for gpu in inventory.gpus)
         return plan(inventory, self._cordons, held, opened, known=self._pods.synced)
 
-    def _held(self, inventory: Inventory) -> Iterable[AssignedGpu]:
+    def _held(self, inventory: Inventory) -> Iterator[AssignedGpu]:
+        """Of pods, and of pods that left the API while their processes may run. Raises BadDocument where an assignment cannot be read."""
         for pod in self._pods.node_pods():
             yield from pod.assignment.held()
+        for other in self._pods.unreadable():
+            if (text := other.pod.metadata.annotation(self._offer.names.assignment)) is not None:
+                yield from assignment_from_json(text).held()
+        for record in self._gone():  # also before a check of the node's processes makes it an orphan
+            yield from record.held
         for orphan in inventory.orphans:
             yield from orphan.held
 

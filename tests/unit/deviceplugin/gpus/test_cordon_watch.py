@@ -13,11 +13,13 @@ import pytest
 from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.pods.node_pods import NodePods
+from deviceplugin.pods.usage_records import UsageRecord
 from kube.objects import Pod
 from nvml.withheld import read_withheld
 from tests.builders import cordoned, pod
+from vgpu.api.codec import assignment_to_json
 from vgpu.api.cordon import Cordon, cordons_to_json
-from vgpu.api.grant import AssignedGpu
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.inventory import Gpu, GpuCondition, Inventory
 from vgpu.api.names import DEFAULT
 from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
@@ -37,11 +39,12 @@ class Watched:
         self.offer, self.pods, self.health = Offer(DEFAULT, 1024), NodePods(DEFAULT, 1024), NodeHealth()
         self.pods.attach(self._no_change, lambda: True)
         self.open: set[str] = set()
+        self.gone: list[UsageRecord] = []
         self.verdicts: asyncio.Queue[TrialVerdict] = asyncio.Queue()
         self.tried: list[str] = []
         self.watch = CordonWatch(
-            self.offer, self.pods, self.path, self._opened, self._try_out if tests else None, self._tested
-        )
+            self.offer, self.pods, lambda: self.gone, self.path, self._opened, self._try_out if tests else None, self._tested
+        )  # fmt: skip
         self.offer.hold_back = self.watch.hold_back
         self.offer.set_inventory(Inventory((ONE, TWO)))
 
@@ -92,6 +95,41 @@ async def test_a_gpu_is_let_go_of_when_its_last_pod_is_gone_and_no_process_has_i
     assert read_withheld(made.path) == {"0000:17:00.0"}
     made.open.clear()
     assert await made.step() == ["released", ""]
+
+
+async def test_a_gpu_is_kept_open_while_processes_of_a_pod_that_left_the_api_may_use_it(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    first = on("a", ONE)
+    made.pods.on_change(None, first)
+    made.order(ONE)
+    made.pods.on_change(first, None)
+    made.gone.append(UsageRecord(first.uid, "d", "a", (AssignedGpu(ONE.uuid, ONE.index, 8192),)))
+    assert await made.step() == ["cordoned", ""]
+    assert not read_withheld(made.path), "no check of processes has made it an orphan yet"
+    made.gone.clear()
+    assert await made.step() == ["released", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "states"),
+    [
+        ('{"v": 99}', ["cordoned", "cordoned"]),
+        ("no assignment", ["cordoned", "cordoned"]),
+        (assignment_to_json(Assignment({"main": (AssignedGpu(TWO.uuid, 1, 8),)})), ["released", "cordoned"]),
+    ],
+    ids=["newer", "damaged", "of-another-size"],
+)
+async def test_a_pod_whose_assignment_cannot_be_served_counts_as_having_its_gpus_or_any(
+    tmp_path: Path, text: str, states: list[str]
+) -> None:
+    made = Watched(tmp_path)
+    plain = on("a", TWO).plain()
+    plain["metadata"]["annotations"][DEFAULT.assignment] = text
+    made.pods.on_change(None, msgspec.convert(plain, Pod))
+    assert made.pods.unreadable()
+    made.order(ONE, TWO)
+    assert await made.step() == states
+    assert len(read_withheld(made.path)) == states.count("released")
 
 
 async def test_a_gpu_that_is_uncordoned_is_offered_after_its_self_test(tmp_path: Path) -> None:
