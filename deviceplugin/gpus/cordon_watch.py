@@ -95,13 +95,14 @@ class CordonWatch:
         self._tests: dict[str, asyncio.Task[None]] = {}
 
     def remember(self, earlier: Inventory) -> None:
-        """As the node's annotation was when this program began: what was withdrawn is not offered before it was tried."""
+        """As the node's annotation was when this program began: what was withdrawn is not offered before it was tried. What stands already stays."""
         if not self._known:  # or it cannot be read
             self._cordons = {gpu.uuid: Cordon() for gpu in earlier.gpus if gpu.cordon not in ("", TESTING)}
             self._changed.set()
         stood = {gpu.uuid: one for gpu in earlier.gpus for one in gpu.withdrawn if one.reason in CORDON_REASONS}
         unhealthy = {gpu.uuid for gpu in earlier.gpus if gpu.state == "unhealthy"}
-        self._offer.set_withdrawn(CORDONS, self._testing(unhealthy) | stood)
+        self._offer.set_withdrawn(CORDONS, self._testing(unhealthy) | stood | dict(self._offer.withdrawn_by(CORDONS)))
+        self._changed.set()
 
     def node_seen(self, text: str | None) -> None:
         """The node's annotation that names its cordoned GPUs; None: it has none."""
