@@ -180,6 +180,7 @@ class DevicePlugin:
         self.cordons = CordonWatch(
             self.offer, self.pods, self.orphans.still_using, settings.nvml_withheld,
             OpenedGpus(self.nvml_service.supervisor, settings.proc_root).of, self.trier.self_test if settings.self_test else None, self.gpus.self_tested,
+            before_offer=self.owner_watch.before_back,
         )  # fmt: skip
         self.offer.hold_back = self.cordons.hold_back
         self.earlier = EarlierInventory(self._names.inventory, self.gpus.remember, self.cordons.remember)

@@ -75,17 +75,17 @@ class OpenedGpus:
 
 class CordonWatch:
     """Of one node. `gone`: pods that the API lacks and that are not known to be gone. `try_out` tries a GPU; None: GPUs are not tried. `tested` is called with
-    its UUID and why it does not work."""
+    its UUID and why it does not work. `before_offer`: to be awaited before a GPU that passed is offered."""
 
     def __init__(
         self, offer: Offer, pods: NodePods, gone: Callable[[], Iterable[UsageRecord]], withheld: Path, opened: Callable[[Collection[Gpu]], Opened],
         try_out: Callable[[str], Awaitable[TrialVerdict]] | None, tested: Callable[[str, str], None],
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.time, before_offer: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
         self.withheld: frozenset[str] = frozenset()
         """UUIDs of GPUs that nothing of ours may have open."""
         self._offer, self._pods, self._gone, self._path, self._opened = offer, pods, gone, withheld, opened
-        self._try_out, self._tested, self._now = try_out, tested, now
+        self._try_out, self._tested, self._now, self._before_offer = try_out, tested, now, before_offer
         self._cordons: Mapping[str, Cordon] = {}
         self._text: str | None = ""
         """As it was seen last; no node has an empty one that can be read."""
@@ -207,6 +207,10 @@ class CordonWatch:
                 return
             if verdict is None or verdict.outcome is not TrialOutcome.CANNOT_RUN:  # else a failure of before stands
                 self._tested(uuid, why)
+            if not why and self._before_offer is not None:
+                await self._before_offer(uuid)
+                if uuid in self._cordons:
+                    return
             others = {one: reason for one, reason in self._offer.withdrawn_by(CORDONS).items() if one != uuid}
             self._offer.set_withdrawn(CORDONS, others)
         finally:

@@ -42,8 +42,10 @@ class Watched:
         self.gone: list[UsageRecord] = []
         self.verdicts: asyncio.Queue[TrialVerdict] = asyncio.Queue()
         self.tried: list[str] = []
+        self.prepared: list[str] = []
         self.watch = CordonWatch(
-            self.offer, self.pods, lambda: self.gone, self.path, self._opened, self._try_out if tests else None, self._tested
+            self.offer, self.pods, lambda: self.gone, self.path, self._opened, self._try_out if tests else None, self._tested,
+            before_offer=self._before_offer,
         )  # fmt: skip
         self.offer.hold_back = self.watch.hold_back
         self.offer.set_inventory(Inventory((ONE, TWO)))
@@ -62,6 +64,10 @@ class Watched:
     def _tested(self, uuid: str, why: str) -> None:
         if self.health.tested(uuid, why, 7.0):
             self.offer.set_conditions(self.health.conditions)
+
+    async def _before_offer(self, uuid: str) -> None:
+        assert not [one for one in self.offer.inventory().gpus if one.uuid == uuid and one.offered]
+        self.prepared.append(uuid)
 
     def order(self, *gpus: Gpu) -> None:
         self.watch.node_seen(cordons_to_json({one.uuid: Cordon() for one in gpus}))
@@ -141,8 +147,10 @@ async def test_a_gpu_that_is_uncordoned_is_offered_after_its_self_test(tmp_path:
     assert not read_withheld(made.path)
     assert made.tried == [ONE.uuid]
     assert not made.offer.inventory().gpus[0].offered
+    assert made.prepared == []
     made.verdicts.put_nowait(WORKS)
     assert await made.step() == ["", ""]
+    assert made.prepared == [ONE.uuid], "before it is offered"
     assert made.offer.inventory().gpus[0].offered
 
 
