@@ -134,14 +134,14 @@ class CordonWatch:
             await asyncio.gather(*self._tests.values(), return_exceptions=True)
 
     async def once(self) -> None:
-        """Bring the offer in step. Before the annotation is known, NVML leaves out what it left out before. Raises OSError."""
+        """Bring the offer in step. Before the annotation and the pods are known, NVML leaves out what it left out before. Raises OSError."""
         self._offer.refresh()
         if not self._offer.probed:
             return
         inventory = self._offer.inventory()
         self.withheld = self._plan(inventory, Opened()).withheld
         let_go = [gpu.pci for gpu in inventory.gpus if gpu.uuid in self.withheld and gpu.pci]
-        if self._known and await asyncio.to_thread(write_withheld, self._path, let_go):
+        if self._known and self._pods.synced and await asyncio.to_thread(write_withheld, self._path, let_go):
             log.info("GPUs that NVML leaves out", pci=let_go)
         ordered = [gpu for gpu in inventory.gpus if gpu.uuid in self._cordons]
         opened = await asyncio.to_thread(self._opened, ordered) if ordered else Opened()

@@ -249,6 +249,18 @@ async def test_a_plugin_that_starts_beside_a_list_that_cannot_be_read_keeps_what
     await made.step()
 
 
+async def test_a_plugin_that_starts_before_its_pods_are_known_opens_nothing_that_was_let_go_of(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.path.write_text("0000:17:00.0\n")
+    made.pods.attach(made._no_change, lambda: False)
+    made.order(ONE)
+    assert await made.step() == ["cordoned", ""]
+    assert read_withheld(made.path) == {"0000:17:00.0"}
+    made.pods.attach(made._no_change, lambda: True)
+    assert await made.step() == ["released", ""]
+    assert read_withheld(made.path) == {"0000:17:00.0"}
+
+
 async def test_a_gpu_that_recovers_while_processes_are_looked_at_is_tried_all_the_same(tmp_path: Path) -> None:
     made = Watched(tmp_path)
     made.offer.set_conditions({TWO.uuid: (GpuCondition("OffTheBus", "unhealthy", 1, "XID 79"),)})
