@@ -19,6 +19,7 @@ from deviceplugin.devices_in_use import DevicesInUse
 from deviceplugin.gpus import cdi
 from deviceplugin.gpus.burst_annotation import BurstAnnotation
 from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
+from deviceplugin.gpus.earlier import EarlierInventory
 from deviceplugin.gpus.health_watch import HealthWatch
 from deviceplugin.gpus.host_pool import HostPoolWatch, SharedGpusFile
 from deviceplugin.gpus.node_gpus import NodeGpus
@@ -64,8 +65,6 @@ from observe import collecting
 from observe.operations import Operations
 from observe.pages import Pages
 from observe.signals import on_stop_signal
-from vgpu.api.codec import inventory_from_json
-from vgpu.api.errors import BadDocument
 from vgpu.api.inventory import Inventory, Orphan
 from vgpu.api.node_labels import labels_of
 from vgpu.api.readiness import Missing
@@ -179,10 +178,12 @@ class DevicePlugin:
         self.offer.slots, self.offer.unlisted = self.mig, self.reports.mig_profile_not_listed
         self.nvml_service.health = self.gpus.last_health
         self.cordons = CordonWatch(
-            self.offer, self.pods, settings.nvml_withheld, OpenedGpus(self.nvml_service.supervisor, settings.proc_root).of,
-            self.trier.self_test if settings.self_test else None, self.gpus.self_tested,
+            self.offer, self.pods, self.orphans.still_using, settings.nvml_withheld,
+            OpenedGpus(self.nvml_service.supervisor, settings.proc_root).of, self.trier.self_test if settings.self_test else None, self.gpus.self_tested,
+            before_offer=self.owner_watch.before_back,
         )  # fmt: skip
         self.offer.hold_back = self.cordons.hold_back
+        self.earlier = EarlierInventory(self._names.inventory, self.gpus.remember, self.cordons.remember)
         self.metrics.readings = lambda: self.gpus.health.readings
         self.upkeep = Upkeep(
             names, records=self.records, pods=self.pods, ledger=self.ledger, grants=self.grants, usage_records=self.usage_records,
@@ -286,19 +287,16 @@ class DevicePlugin:
 
     def _node_seen(self, node: KubernetesNode) -> None:
         self.cordons.node_seen(node.metadata.annotation(self._names.cordoned_gpus))
+        self.earlier.seen(node)
 
     async def _follow_gpus(self) -> None:
-        """What the plugin before this one published is read first: this one will write over it."""
+        """What the plugin before this one published is read first, if the API server answers in time; else the publisher has it before it writes over it."""
         try:
             async with asyncio.timeout(EARLIER_S):
-                node = await self._fetch_node()
-            self._node_seen(node)
-            if text := node.metadata.annotation(self._names.inventory):
-                earlier = inventory_from_json(text)
-                self.gpus.remember(earlier)
-                self.cordons.remember(earlier)
-        except (ApiError, BadDocument, msgspec.MsgspecError, TimeoutError) as error:
-            log.warning("what was published of this node before is not known", error=str(error) or "no answer in time")
+                self._node_seen(await self._fetch_node())
+        except (ApiError, msgspec.MsgspecError, TimeoutError) as error:
+            why = str(error) or "no answer in time"
+            log.warning("what was published of this node before is not known yet", error=why)
         await self.gpus.run()
 
     async def _fetch_node(self) -> KubernetesNode:

@@ -50,6 +50,9 @@ class AdmissionRules:
     """PriorityClass -> service class of pods that name the one and not the other."""
     priority_classes: Mapping[str, str] = field(default_factory=dict)
     """Service class -> PriorityClass given to pods that name none; empty = none is given."""
+    mig_on_demand: bool = False
+    """Whether nodes may make MIG instances on demand. Then the device plugin's Allocate decides what a container with MIG instances sees; a plugin of a
+    release without MIG on demand decides nothing there, and the image's own NVIDIA_VISIBLE_DEVICES would count."""
     burst_enabled: bool = False
     """Whether containers may use more than their guarantee. Else annotations of bursts are checked and have no effect."""
     burst_default: Mapping[str, str] = field(default_factory=dict)

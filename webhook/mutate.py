@@ -7,7 +7,7 @@ twice), and a pod that requests nothing of ours is left alone.
 What a pod that requests GPUs gets
     limits, requests    quantities in the cluster's units, the same in both
     its containers      NVIDIA_VISIBLE_DEVICES and TANGRAM_GPUS, read at start from the annotation that the Binding brings; those with MIG instances
-                       neither, since the device plugin's Allocate decides what they see
+                       neither where MIG on demand is on, since the device plugin's Allocate decides what they see
     shares              our library in front of LD_PRELOAD; the mounts come from the device plugin
     other containers    NVIDIA_VISIBLE_DEVICES=void, because images often carry `all`
     the pod             scheduler, service class (that of its priority class, if the operator set one); runtime class, priority class,
@@ -148,9 +148,11 @@ def _inject(patch: Patch, path: str, container: AdmissionContainer, request: Gpu
     """Variables of a container that requests GPUs. Ours come first, so that the user's own may refer to them."""
     field_path = f"metadata.annotations['{rules.names.gpus_of(container.name)}']"
     checks.visible_gpus(container, field_path)
-    if request.kind == "mig":  # a slot on demand has no UUID before Allocate, which sets what the container sees
+    if (
+        request.kind == "mig" and rules.mig_on_demand
+    ):  # a slot has no UUID before Allocate, which sets what the container sees
         for index in reversed(range(len(container.env))):
-            if container.env[index].name in (NVIDIA_ENV, GPUS_ENV):  # of a pod that an earlier release admitted
+            if container.env[index].name in (NVIDIA_ENV, GPUS_ENV):  # of a pod that was admitted before
                 patch.remove(f"{path}/env/{index}")
         return
     names = {env.name for env in container.env}

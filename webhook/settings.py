@@ -59,6 +59,10 @@ class Settings(ProgramSettings):
     priority_classes: dict[str, str] = Field(
         {}, description="Service class to PriorityClass, for pods that name none. Empty: none is given."
     )
+    mig_on_demand: bool = Field(
+        False,
+        description="Whether nodes may make MIG instances on demand: containers with MIG instances then get no variable that names their GPUs. Every device plugin must know MIG on demand.",
+    )
     burst_enabled: bool = Field(
         False, description="Whether containers may use more than their guarantee. Under development: leave it off."
     )
@@ -177,6 +181,7 @@ class Settings(ProgramSettings):
             latency_critical_namespaces=frozenset(self.latency_critical_namespaces),
             classes_by_priority_class=self.classes_by_priority_class,
             priority_classes=self.priority_classes,
+            mig_on_demand=self.mig_on_demand,
             burst_enabled=self.burst_enabled,
             burst_default=self.burst_default,
             burst_max=self.burst_max,

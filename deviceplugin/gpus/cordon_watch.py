@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -17,8 +17,10 @@ import structlog
 
 from deviceplugin.gpus.offer import CORDONS, Offer
 from deviceplugin.pods.node_pods import NodePods
+from deviceplugin.pods.usage_records import UsageRecord
 from nvml.descriptors import gpu_open, opens
 from nvml.withheld import addresses, read_withheld, write_withheld
+from vgpu.api.codec import assignment_from_json
 from vgpu.api.cordon import Cordon, condition, cordons_from_json
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import AssignedGpu
@@ -79,17 +81,18 @@ class OpenedGpus:
 
 
 class CordonWatch:
-    """Of one node. `try_out` tries a GPU; None: GPUs are not tried. `tested` is called with its UUID and why it does not work."""
+    """Of one node. `gone`: pods that the API lacks and that are not known to be gone. `try_out` tries a GPU; None: GPUs are not tried. `tested` is called with
+    its UUID and why it does not work. `before_offer`: to be awaited before a GPU that passed is offered."""
 
     def __init__(
-        self, offer: Offer, pods: NodePods, withheld: Path, opened: Callable[[Collection[Gpu]], Opened],
+        self, offer: Offer, pods: NodePods, gone: Callable[[], Iterable[UsageRecord]], withheld: Path, opened: Callable[[Collection[Gpu]], Opened],
         try_out: Callable[[str], Awaitable[TrialVerdict]] | None, tested: Callable[[str, str], None],
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.time, before_offer: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
         self.withheld: frozenset[str] = frozenset()
         """UUIDs of GPUs that nothing of ours may have open."""
-        self._offer, self._pods, self._path, self._opened = offer, pods, withheld, opened
-        self._try_out, self._tested, self._now = try_out, tested, now
+        self._offer, self._pods, self._gone, self._path, self._opened = offer, pods, gone, withheld, opened
+        self._try_out, self._tested, self._now, self._before_offer = try_out, tested, now, before_offer
         self._cordons: Mapping[str, Cordon] = {}
         self._text: str | None = ""
         """As it was seen last; no node has an empty one that can be read."""
@@ -99,13 +102,14 @@ class CordonWatch:
         self._tests: dict[str, asyncio.Task[None]] = {}
 
     def remember(self, earlier: Inventory) -> None:
-        """As the node's annotation was when this program began: what was withdrawn is not offered before it was tried."""
+        """As the node's annotation was when this program began: what was withdrawn is not offered before it was tried. What stands already stays."""
         if not self._known:  # or it cannot be read
             self._cordons = {gpu.uuid: Cordon() for gpu in earlier.gpus if gpu.cordon not in ("", TESTING)}
             self._changed.set()
         stood = {gpu.uuid: one for gpu in earlier.gpus for one in gpu.withdrawn if one.reason in CORDON_REASONS}
         unhealthy = {gpu.uuid for gpu in earlier.gpus if gpu.state == "unhealthy"}
-        self._offer.set_withdrawn(CORDONS, self._testing(unhealthy) | stood)
+        self._offer.set_withdrawn(CORDONS, self._testing(unhealthy) | stood | dict(self._offer.withdrawn_by(CORDONS)))
+        self._changed.set()
 
     def node_seen(self, text: str | None) -> None:
         """The node's annotation that names its cordoned GPUs; None: it has none."""
@@ -162,13 +166,22 @@ class CordonWatch:
             log.info("GPUs that NVML leaves out", pci=sorted(let_go))
 
     def _plan(self, inventory: Inventory, opened: Opened) -> CordonPlan:
-        held = held_gpus(inventory, self._held(inventory))
+        try:
+            held = held_gpus(inventory, self._held(inventory))
+        except BadDocument:  # its pod may have any
+            held = frozenset(gpu.uuid for gpu in inventory.gpus)
         withdrawn = self._offer.withdrawn_by(CORDONS)
         return plan(inventory, self._cordons, held, opened, known=self._pods.synced, withdrawn=withdrawn)
 
-    def _held(self, inventory: Inventory) -> Iterable[AssignedGpu]:
+    def _held(self, inventory: Inventory) -> Iterator[AssignedGpu]:
+        """Of pods, and of pods that left the API while their processes may run. Raises BadDocument where an assignment cannot be read."""
         for pod in self._pods.node_pods():
             yield from pod.assignment.held()
+        for other in self._pods.unreadable():
+            if (text := other.pod.metadata.annotation(self._offer.names.assignment)) is not None:
+                yield from assignment_from_json(text).held()
+        for record in self._gone():  # also before a check of the node's processes makes it an orphan
+            yield from record.held
         for orphan in inventory.orphans:
             yield from orphan.held
 
@@ -209,6 +222,10 @@ class CordonWatch:
                 return
             if verdict is None or verdict.outcome is not TrialOutcome.CANNOT_RUN:  # else a failure of before stands
                 self._tested(uuid, why)
+            if not why and self._before_offer is not None:
+                await self._before_offer(uuid)
+                if uuid in self._cordons:
+                    return
             others = {one: reason for one, reason in self._offer.withdrawn_by(CORDONS).items() if one != uuid}
             self._offer.set_withdrawn(CORDONS, others)
         finally:

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, Literal, Protocol
 
 import structlog
@@ -27,7 +28,7 @@ from vgpu.api.inventory import NORMAL, AccessMode, Gpu, Inventory
 from vgpu.health.conditions import Reading
 from vgpu.health.heat import NodeHeat
 from vgpu.health.node_health import NodeHealth
-from vgpu.health.presence import LateGpus, bus_address, missing
+from vgpu.health.presence import LateGpus, bus_address, missing, present
 
 RETRY_S: Final = 1.0
 """Between attempts. They cost nothing: the supervisor decides when a child is started."""
@@ -119,6 +120,10 @@ class NodeGpus:
         """As the node's annotation was when this program began: since when conditions stand, and GPUs that are not opened now."""
         self.health.remember(earlier.gpus)
         self._earlier = earlier.gpus
+        if self._offer.probed:  # the API server answered late
+            now = self._with_closed(self._offer.reported, self._driver.withheld, self._driver.on_bus)
+            self._offer.set_inventory(now, self.health.conditions)
+            self._report()
 
     def self_tested(self, uuid: str, why: str) -> None:
         """A GPU was tried. `why` it does not work; empty: it does."""
@@ -168,6 +173,8 @@ class NodeGpus:
                 await self._prepare(inventory)
             self._on_inventory(inventory)
             await self._try_out(inventory)  # before any share is granted
+            if before is None:  # these may have become known since the probe
+                inventory = self._with_closed(inventory, withheld, on_bus)
             self.health.back()
             for kept in (self.health, self.heat):
                 kept.keep_only([gpu.uuid for gpu in inventory.gpus])
@@ -184,6 +191,14 @@ class NodeGpus:
         """GPUs that the program before this one had, and that NVML does not describe as it does not open them."""
         gpus = tuple(gpu for gpu in self._earlier if bus_address(gpu.pci) in withheld)
         return Inventory(gpus, self._unit_mib) if gpus else None
+
+    def _with_closed(self, inventory: Inventory, withheld: frozenset[str], on_bus: frozenset[str] | None) -> Inventory:
+        closed = self._closed_before(withheld)
+        if closed is None:
+            return inventory
+        return replace(
+            inventory, gpus=present(closed.gpus, inventory.gpus, silent=0, reopened=True, on_bus=on_bus).gpus
+        )
 
     async def _watch(self, uuids: list[str]) -> None:
         """Watch XID events and query the health of the GPUs for `probe_s`. Raises NvmlError when NVML as such does not answer."""

@@ -89,6 +89,20 @@ class OwnerWatch:
             self._checked |= fresh
         await self._apply(inventory)
 
+    async def before_back(self, uuid: str) -> None:
+        """A GPU is about to be offered again after its self-test: tries whether it suspends work, if it is ours, so that the arbiter knows before a pod has it."""
+        async with self._applying:
+            inventory = self._offer.reported
+            out = {*self._withdrawn(inventory), *self._offer.withdrawn_by(CORDONS)} - {uuid}
+            if uuid in self._withdrawn(inventory):
+                return
+            try:
+                await self._try_out(_without(inventory, out))
+            except OSError as error:
+                log.error(
+                    "whether a GPU suspends work is not known until the next probe", gpu_uuid=uuid, error=str(error)
+                )
+
     async def check(self) -> None:
         """Ask both."""
         try:

@@ -35,8 +35,8 @@ log = structlog.get_logger("deviceplugin.gpus.publish")
 
 class Publisher:
     """Writes the annotations of one node. `beside`, `labels`: further annotations, and labels, as they should be now; None = it should not be there.
-    `label_keys`: of the labels that `labels_seen` answers. `seen` is called with the node as the watch shows it: of its annotations, its inventory and its
-    cordoned GPUs are kept."""
+    `label_keys`: of the labels that `labels_seen` answers. `seen` is called with the node as it was before the first write, and as the watch shows it: of its
+    annotations, its inventory and its cordoned GPUs are kept."""
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class Publisher:
         """Why the last attempt failed; empty when it did not."""
         self._client, self._path, self._offer, self._beside = client, paths.node(node), offer, beside
         self._labels, self._label_keys, self._taint = labels, frozenset(label_keys), taint
+        self._seen, self._began = seen, False
         self._nodes: Cache[Node] = Cache(
             client,
             paths.NODES,
@@ -141,8 +142,11 @@ class Publisher:
 
     async def publish(self) -> bool:
         """Make the annotations right. Returns whether one was written. Raises ApiError."""
-        key, text = self._offer.names.inventory, inventory_to_json(self._offer.inventory())
         node = msgspec.json.decode(await self._client.get(self._path), type=Node)
+        if not self._began:  # it may change what is published
+            self._began = True
+            self._seen(node)
+        key, text = self._offer.names.inventory, inventory_to_json(self._offer.inventory())
         wrong = node.metadata.annotation(key) != text
         if wrong:
             await annotate(self._client, self._path, {key: text})

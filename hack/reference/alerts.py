@@ -27,7 +27,7 @@ ALERTS: Final = {
     "tangram_extender_refused_total": "`increase(...[10m]) > 100`: a listener is flooded, or refuses clients that it should serve; the label gives the reason",
     "tangram_deviceplugin_call_duration_seconds": "99th percentile > 1 s for 10 min: containers start slowly; the kubelet gives up at 30 s (PreStartContainer)",
     "tangram_deviceplugin_calls_refused_total": "`increase(...[10m]) > 0`: containers do not start; an Event on the pod gives the reason",
-    "tangram_deviceplugin_gpu_healthy": "`== 0` for 5 min: a GPU is out of use, and no operator cordoned it",
+    "tangram_deviceplugin_gpu_healthy": "`== 0` for 5 min: a GPU that `node.gpus` selects is out of use, and no operator cordoned it",
     "tangram_gpu_cordoned": "`testing` for 15 min: a GPU has not passed its self-test",
     "tangram_deviceplugin_drift_devices": "`!= 0` for 15 min: the kubelet and the assignments disagree about a GPU",
     "tangram_deviceplugin_nvml_processes_abandoned": "`> 0` for 5 min: a call hangs in the driver and cannot be killed",

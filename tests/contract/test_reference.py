@@ -15,6 +15,7 @@ from hack.reference.metrics import breaches, rows
 from hack.reference.page import with_tables
 from hack.reference.programs import PROGRAMS
 from hack.reference.settings import allowed, default
+from vgpu.api.inventory import CORDON_STATES, TESTING, Withdrawal
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -38,7 +39,18 @@ def test_every_program_of_the_project_has_a_section() -> None:
 def test_the_rules_of_the_chart_are_about_the_metrics_that_the_page_has_an_alert_for() -> None:
     rule = (ROOT / "deploy/helm/tangram/templates/monitoring/prometheusrule.yaml").read_text()
     named = {name.removesuffix("_bucket") for name in re.findall(r"\btangram_\w+", rule)}
-    assert named - {"tangram_container_gpu_memory_limit_bytes"} == set(ALERTS)
+    beside = {"tangram_container_gpu_memory_limit_bytes", "tangram_gpu_condition_since_timestamp_seconds"}
+    assert named - beside == set(ALERTS)
+
+
+def test_the_rule_about_a_gpu_out_of_use_leaves_out_what_operators_took_out_and_did_not_select() -> None:
+    rule = (ROOT / "deploy/helm/tangram/templates/monitoring/prometheusrule.yaml").read_text()
+    (expression,) = re.findall(r"alert: TangramGpuUnhealthy\n.*?expr: (.*?)\n", rule, re.DOTALL)
+    first, *left_out = expression.split(" unless on (gpu_uuid) ")
+    assert first == "tangram_deviceplugin_gpu_healthy == 0"
+    cordoned, unselected = left_out
+    assert set(cordoned.split('"')[1].split("|")) == {*CORDON_STATES} - {TESTING}
+    assert unselected == f'tangram_gpu_condition_since_timestamp_seconds{{reason="{Withdrawal.NOT_SELECTED}"}}'
 
 
 def test_a_metric_is_found_with_its_labels_before_it_has_a_value() -> None:

@@ -63,6 +63,8 @@ def known(path: str) -> bool:
     """Is there such a chart value?"""
     found: Any = VALUES
     for part in path.split("."):
+        if found == {}:  # an object with keys of its own
+            return True
         if not isinstance(found, dict) or part not in found:
             return False
         found = found[part]

@@ -13,6 +13,7 @@ inside users' processes, where a hundred lines of strict parser are easier to tr
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -49,10 +50,23 @@ _WORD = re.compile(r"[!-~]{1,253}\Z")
 _POD = re.compile(r"pod ([!-.0-~]{1,63})/([!-.0-~]{1,253})\Z")
 
 
+@dataclass(frozen=True, slots=True)
+class _GpuFields(Gpu):
+    """Those of `Gpu`, and one of the document."""
+
+    fit: bool = False
+    """It is healthy and withdrawn. An extender of an earlier version knows no withdrawals, so for it `healthy` is false: it gives the GPU to no pod."""
+
+    def gpu(self) -> Gpu:
+        """What is meant."""
+        plain = Gpu(**{one.name: getattr(self, one.name) for one in fields(Gpu)})
+        return replace(plain, healthy=True) if self.fit else plain
+
+
 class _InventoryFields(msgspec.Struct, rename={"gpus": "cards"}):
     """Those of `Inventory`, by their names in the document: version 1 names them `cards`."""
 
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[_GpuFields, ...]
     unit_mib: int = 1024
     access: AccessMode = "cdi"
     driver: str = ""
@@ -92,12 +106,9 @@ class _Version(msgspec.Struct):
 def inventory_to_json(inventory: Inventory) -> str:
     """The node annotation. Raises BadDocument when there are more orphans than a reader takes."""
     _within("inventory", "number of orphans", len(inventory.orphans), 0, MOST_ORPHANS)
-    fields = _InventoryFields(
-        inventory.gpus, inventory.unit_mib, inventory.access, inventory.driver, inventory.orphans, inventory.cuda
-    )
-    document = msgspec.to_builtins(_InventoryDocument(VERSION, fields))
+    document = msgspec.to_builtins(_InventoryDocument(VERSION, _fields(inventory)))
     for gpu in document["inventory"]["cards"]:
-        for later in ("conditions", "arch", "mig_capable", "on_demand"):
+        for later in ("conditions", "arch", "mig_capable", "on_demand", "fit"):
             if not gpu[later]:  # then the text is as earlier versions wrote it
                 del gpu[later]
         if gpu["heat"] == NORMAL:  # likewise
@@ -114,11 +125,23 @@ def inventory_to_json(inventory: Inventory) -> str:
     return msgspec.json.encode(document).decode()
 
 
+def _fields(inventory: Inventory) -> _InventoryFields:
+    gpus = []
+    for gpu in inventory.gpus:
+        fit = gpu.healthy and bool(gpu.withdrawn)
+        plain = {one.name: getattr(gpu, one.name) for one in fields(Gpu)}
+        gpus.append(_GpuFields(**plain | {"healthy": gpu.healthy and not fit}, fit=fit))
+    return _InventoryFields(
+        tuple(gpus), inventory.unit_mib, inventory.access, inventory.driver, inventory.orphans, inventory.cuda
+    )
+
+
 def inventory_from_json(text: str) -> Inventory:
     """Raises BadDocument; NewerVersion when a newer plugin wrote it."""
     document: _InventoryDocument = _decode(text, _InventoryDocument, "inventory")
-    fields = document.inventory
-    inventory = Inventory(fields.gpus, fields.unit_mib, fields.access, fields.driver, fields.orphans, fields.cuda)
+    read = document.inventory
+    gpus = tuple(one.gpu() for one in read.gpus)
+    inventory = Inventory(gpus, read.unit_mib, read.access, read.driver, read.orphans, read.cuda)
     units = tuple(MEMORY_UNITS_MIB.values())
     if inventory.unit_mib not in units:
         known = ", ".join(str(unit) for unit in units)

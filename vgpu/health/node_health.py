@@ -33,9 +33,10 @@ class NodeHealth:
         """As they were published before this program began. Only a failed self-test stands because of that: nothing else would find it again."""
         for gpu in gpus:
             stood = {Reason(one.reason): one for one in gpu.conditions if one.reason in set(Reason)}
-            self._earlier_s[gpu.uuid] = {reason: one.since_s for reason, one in stood.items()}
+            if gpu.uuid not in self.readings:  # else it has shown already what stands
+                self._earlier_s[gpu.uuid] = {reason: one.since_s for reason, one in stood.items()}
             if (failed := stood.get(Reason.SELF_TEST)) is not None:
-                self._health[gpu.uuid] = after_self_test(GpuHealth(), failed.message, failed.since_s)
+                self._health[gpu.uuid] = after_self_test(self._of(gpu.uuid), failed.message, failed.since_s)
 
     @property
     def conditions(self) -> Mapping[str, tuple[GpuCondition, ...]]:

@@ -186,8 +186,11 @@ def test_the_kubelets_configuration_is_mounted_only_where_it_is_read(helm: Helm)
 def test_mig_on_demand_is_off_unless_set_and_then_the_plugin_may_change_instances(helm: Helm) -> None:
     off = helm.objects({"accessMode": "nvidia"}).container("plugin")
     assert env(off)["TANGRAM_DEVICEPLUGIN_MIG_ON_DEMAND"] == "false"
+    assert env(helm.objects({}).container("webhook"))["TANGRAM_WEBHOOK_MIG_ON_DEMAND"] == "false"
     values = {"accessMode": "nvidia", "node": {"migOnDemand": True, "migIdleSeconds": 5}}
-    on = helm.objects(values).container("plugin")
+    objects = helm.objects(values)
+    on = objects.container("plugin")
+    assert env(objects.container("webhook"))["TANGRAM_WEBHOOK_MIG_ON_DEMAND"] == "true"
     given = env(on)
     assert (given["TANGRAM_DEVICEPLUGIN_MIG_ON_DEMAND"], given["TANGRAM_DEVICEPLUGIN_MIG_IDLE_S"]) == ("true", "5")
     assert on["securityContext"]["privileged"]

@@ -126,14 +126,15 @@ def test_the_scheduler_may_read_workloads_and_controllers_only_where_it_heeds_ku
         assert all(rule.keys() == {"apiGroups", "resources", "verbs"} for rule in rules)
 
 
-def test_a_change_of_the_schedulers_configuration_restarts_it_and_nothing_else(helm: Helm) -> None:
+def test_a_change_of_the_schedulers_configuration_restarts_it_and_who_reads_the_same_value(helm: Helm) -> None:
+    """The device plugin offers only MIG profiles that the scheduler's configuration names."""
     before, after = helm.objects(), helm.objects({"migProfiles": ["1g.5gb"]})
     changed = {
         thing["metadata"]["name"]
         for (thing, template), (_, other) in zip(before.pods(), after.pods(), strict=True)
         if template != other
     }
-    assert changed == {"tangram-scheduler"}
+    assert changed == {"tangram-scheduler", "tangram-node"}
 
 
 def test_several_active_schedulers_are_refused(helm: Helm) -> None:

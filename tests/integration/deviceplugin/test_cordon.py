@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from tests.fake import FakeDriver, fake_driver
+from tests.fake_api import answer_with
 from tests.integration.deviceplugin.harness import NODE, Node, node
 from tests.integration.deviceplugin.plugin_kit import inventory, sharing
 from vgpu.api.codec import inventory_from_json
@@ -143,16 +144,23 @@ async def _never() -> web.StreamResponse:
     raise AssertionError
 
 
-async def test_a_plugin_that_starts_while_a_gpu_is_out_does_not_open_it_and_knows_it_still(running: Start) -> None:
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_plugin_that_starts_while_a_gpu_is_out_does_not_open_it_and_knows_it_still(
+    running: Start, late: bool
+) -> None:
     async with running("--self-test", "false") as made:
         first = inventory(made).gpus[0].uuid
         order(made, first)
         await published(made, lambda gpus: gpus[0].cordon == "released")
         await made.stop_plugin(kill=True)
+        if late:
+            made.api.faults.append(answer_with("GET", f"/nodes/{NODE}", 404))
         await made.start_plugin("--probe-s", "3600", "--self-test", "false")
         await made.ready()
         gpus = await published(made, lambda gpus: len(gpus) == 2 and gpus[0].cordon == "released")
         assert gpus[0].uuid == first
+        assert (made.state / "plugin/nvml.withheld").read_text() != ""
+        assert not late or made.api.faults == []
         order(made)
         await published(made, lambda gpus: all(gpu.offered for gpu in gpus))
 
@@ -221,7 +229,10 @@ if os.environ.get("TANGRAM_TRIAL_CHECK_MIB"):
 """In the place of the trial program: suspending cannot be tried, and the memory of the GPU is bad."""
 
 
-async def test_a_gpu_whose_memory_is_bad_stays_withdrawn_and_says_why(running: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_gpu_whose_memory_is_bad_stays_withdrawn_and_says_why(
+    running: Start, tmp_path: Path, late: bool
+) -> None:
     program = tmp_path / "trial"
     program.write_text(FAULTY.format(python=sys.executable))
     program.chmod(0o755)
@@ -236,6 +247,8 @@ async def test_a_gpu_whose_memory_is_bad_stays_withdrawn_and_says_why(running: S
         assert bad.conditions[0].message.endswith("memory does not keep what is copied to it: first at byte 4")
         await made.kubelet.until(lambda: not of(made, MEM, first) and len(of(made, MEM, second)) == 16)
         await made.stop_plugin(kill=True)
+        if late:
+            made.api.faults.append(answer_with("GET", f"/nodes/{NODE}", 404))
         await made.start_plugin("--probe-s", "3600", "--trial-program", str(tmp_path / "none"))
         await made.ready()
         await made.logged("a GPU was tried", outcome="cannot-run")

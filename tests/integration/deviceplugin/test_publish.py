@@ -45,6 +45,26 @@ async def test_the_annotation_is_written_when_it_is_wrong_and_only_then() -> Non
         assert publisher.written == 2
 
 
+async def test_what_was_published_before_is_shown_once_before_it_is_written_over() -> None:
+    async with PodApi() as api, api.client() as client:
+        offer, shown = Offer(DEFAULT, 1024), []
+        offer.set_inventory(inventory(2))
+        api.objects["/api/v1/nodes"][NODE]["metadata"]["annotations"] = {DEFAULT.inventory: "the earlier plugin's"}
+        gpu = offer.inventory().gpus[0]
+
+        def seen(node: Node) -> None:
+            shown.append(node.metadata.annotation(DEFAULT.inventory))
+            offer.set_conditions({gpu.uuid: (GpuCondition("SelfTestFailed", "unhealthy", 7),)})
+
+        publisher = Publisher(client, NODE, offer, seen=seen)
+        assert await publisher.publish()
+        assert shown == ["the earlier plugin's"]
+        assert api.inventory is not None
+        assert not inventory_from_json(api.inventory).gpus[0].healthy, "what it changed is in the first text already"
+        assert not await publisher.publish()
+        assert len(shown) == 1
+
+
 async def test_a_refusal_of_the_api_server_is_reported_with_verb_and_path() -> None:
     async with PodApi() as api, api.client() as client:
         offer = Offer(DEFAULT, 1024)

@@ -97,7 +97,7 @@ def pods(draw: st.DrawFn) -> dict[str, Any]:
 RULES = [
     AdmissionRules(),
     AdmissionRules(unit_mib=256, runtime_class="nvidia", priority_classes={"standard": "std"}, privileged="warn"),
-    AdmissionRules(scheduler_name="default-scheduler"),
+    AdmissionRules(scheduler_name="default-scheduler", mig_on_demand=True),
 ]
 
 
@@ -132,9 +132,10 @@ def test_every_container_of_a_pod_that_requests_has_its_gpus_decided(
         env = {entry["name"]: entry for entry in container.get("env", [])}
         if container["name"] in requests:
             request = requests[container["name"]]
-            if request.kind == "mig":
+            by_allocate = request.kind == "mig" and rules.mig_on_demand
+            if by_allocate:
                 assert not {"NVIDIA_VISIBLE_DEVICES", "TANGRAM_GPUS"} & set(env)
-            for name in () if request.kind == "mig" else ("NVIDIA_VISIBLE_DEVICES", "TANGRAM_GPUS"):
+            for name in () if by_allocate else ("NVIDIA_VISIBLE_DEVICES", "TANGRAM_GPUS"):
                 path = env[name]["valueFrom"]["fieldRef"]["fieldPath"]
                 assert path == f"metadata.annotations['tangram.sh/gpus.{container['name']}']"
             whole = {name: str(number) for name, number in request.resources(rules.names).items()}

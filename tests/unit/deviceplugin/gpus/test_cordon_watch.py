@@ -17,12 +17,14 @@ from deviceplugin.gpus import cordon_watch
 from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.pods.node_pods import NodePods
+from deviceplugin.pods.usage_records import UsageRecord
 from kube.objects import Pod
 from nvml.descriptors import opens
 from nvml.withheld import read_withheld
 from tests.builders import cordoned, pod
+from vgpu.api.codec import assignment_to_json
 from vgpu.api.cordon import Cordon, cordons_to_json
-from vgpu.api.grant import AssignedGpu
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.inventory import WITHDRAWN, Gpu, GpuCondition, Inventory, Withdrawal
 from vgpu.api.names import DEFAULT
 from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
@@ -43,11 +45,14 @@ class Watched:
         self.synced = True
         self.pods.attach(self._no_change, lambda: self.synced)
         self.open: set[str] = set()
+        self.gone: list[UsageRecord] = []
         self.verdicts: asyncio.Queue[TrialVerdict] = asyncio.Queue()
         self.tried: list[str] = []
+        self.prepared: list[str] = []
         self.watch = CordonWatch(
-            self.offer, self.pods, self.path, self._opened, self._try_out if tests else None, self._tested
-        )
+            self.offer, self.pods, lambda: self.gone, self.path, self._opened, self._try_out if tests else None, self._tested,
+            before_offer=self._before_offer,
+        )  # fmt: skip
         self.offer.hold_back = self.watch.hold_back
         self.offer.set_inventory(Inventory((ONE, TWO)))
 
@@ -65,6 +70,10 @@ class Watched:
     def _tested(self, uuid: str, why: str) -> None:
         if self.health.tested(uuid, why, 7.0):
             self.offer.set_conditions(self.health.conditions)
+
+    async def _before_offer(self, uuid: str) -> None:
+        assert not [one for one in self.offer.inventory().gpus if one.uuid == uuid and one.offered]
+        self.prepared.append(uuid)
 
     def order(self, *gpus: Gpu) -> None:
         self.watch.node_seen(cordons_to_json({one.uuid: Cordon() for one in gpus}))
@@ -100,6 +109,41 @@ async def test_a_gpu_is_let_go_of_when_its_last_pod_is_gone_and_no_process_has_i
     assert await made.step() == ["released", ""]
 
 
+async def test_a_gpu_is_kept_open_while_processes_of_a_pod_that_left_the_api_may_use_it(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    first = on("a", ONE)
+    made.pods.on_change(None, first)
+    made.order(ONE)
+    made.pods.on_change(first, None)
+    made.gone.append(UsageRecord(first.uid, "d", "a", (AssignedGpu(ONE.uuid, ONE.index, 8192),)))
+    assert await made.step() == ["cordoned", ""]
+    assert not read_withheld(made.path), "no check of processes has made it an orphan yet"
+    made.gone.clear()
+    assert await made.step() == ["released", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "states"),
+    [
+        ('{"v": 99}', ["cordoned", "cordoned"]),
+        ("no assignment", ["cordoned", "cordoned"]),
+        (assignment_to_json(Assignment({"main": (AssignedGpu(TWO.uuid, 1, 8),)})), ["released", "cordoned"]),
+    ],
+    ids=["newer", "damaged", "of-another-size"],
+)
+async def test_a_pod_whose_assignment_cannot_be_served_counts_as_having_its_gpus_or_any(
+    tmp_path: Path, text: str, states: list[str]
+) -> None:
+    made = Watched(tmp_path)
+    plain = on("a", TWO).plain()
+    plain["metadata"]["annotations"][DEFAULT.assignment] = text
+    made.pods.on_change(None, msgspec.convert(plain, Pod))
+    assert made.pods.unreadable()
+    made.order(ONE, TWO)
+    assert await made.step() == states
+    assert len(read_withheld(made.path)) == states.count("released")
+
+
 async def test_a_gpu_that_is_uncordoned_is_offered_after_its_self_test(tmp_path: Path) -> None:
     made = Watched(tmp_path)
     made.order(ONE)
@@ -109,8 +153,10 @@ async def test_a_gpu_that_is_uncordoned_is_offered_after_its_self_test(tmp_path:
     assert not read_withheld(made.path)
     assert made.tried == [ONE.uuid]
     assert not made.offer.inventory().gpus[0].offered
+    assert made.prepared == []
     made.verdicts.put_nowait(WORKS)
     assert await made.step() == ["", ""]
+    assert made.prepared == [ONE.uuid], "before it is offered"
     assert made.offer.inventory().gpus[0].offered
 
 
@@ -290,6 +336,18 @@ async def test_a_released_gpu_is_not_opened_before_it_is_known_who_has_gpus(tmp_
     made.synced = True
     await made.step()
     assert not read_withheld(made.path), "a pod has it"
+
+
+async def test_a_plugin_that_starts_before_its_pods_are_known_opens_nothing_that_was_let_go_of(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.path.write_text("0000:17:00.0\n")
+    made.pods.attach(made._no_change, lambda: False)
+    made.order(ONE)
+    assert await made.step() == ["cordoned", ""]
+    assert read_withheld(made.path) == {"0000:17:00.0"}
+    made.pods.attach(made._no_change, lambda: True)
+    assert await made.step() == ["released", ""]
+    assert read_withheld(made.path) == {"0000:17:00.0"}
 
 
 async def test_a_gpu_that_recovers_while_processes_are_looked_at_is_tried_all_the_same(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from deviceplugin.pod_resources import KubeletUnreachable
 from kube.objects import Pod
 from tests.builders import cordoned, pod
 from vgpu.api.grant import AssignedGpu
-from vgpu.api.inventory import Gpu, Inventory
+from vgpu.api.inventory import Gpu, GpuCondition, Inventory
 from vgpu.api.names import DEFAULT
 from vgpu.health.foreign import DRA_DRIVER, ForeignDevice
 from vgpu.health.owners import LAST_ANSWER_S, RETURN_S, Owners
@@ -117,6 +117,20 @@ class Watched:
 
     def reasons(self) -> list[list[str]]:
         return [[one.reason for one in gpu.withdrawn] for gpu in self.offer.inventory().gpus]
+
+
+async def test_a_gpu_that_comes_back_is_tried_with_those_that_are_offered_unless_it_is_anothers() -> None:
+    made = Watched()
+    testing = GpuCondition("SelfTest", "withdrawn", 7)
+    made.offer.set_withdrawn(CORDONS, {gpu.uuid: testing for gpu in BOTH.gpus})
+    await made.start()
+    made.tried.clear()
+    await made.watch.before_back(BOTH.gpus[1].uuid)
+    assert made.tried == [[1]]
+    made.offer.set_withdrawn(CORDONS, {BOTH.gpus[1].uuid: testing})
+    await made.watch.before_back(BOTH.gpus[1].uuid)
+    assert made.tried[1:] == [[0, 1]]
+    assert made.offered_then[-1] == [0]
 
 
 async def test_a_gpu_of_another_is_not_offered_from_the_first_on_and_never_tried() -> None:

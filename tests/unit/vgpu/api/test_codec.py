@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ from vgpu.api.codec import (
 )
 from vgpu.api.errors import BadDocument, NewerVersion
 from vgpu.api.grant import AssignedGpu, Assignment, Grant, GrantGpu
-from vgpu.api.inventory import Gpu, Inventory, MigInstance, Orphan
+from vgpu.api.inventory import Gpu, GpuCondition, Inventory, MigInstance, Orphan, withdraw
 from vgpu.api.names import CLASSES, OVER_LIMIT_ACTIONS, OverLimitAction
 
 A, B = (f"GPU-{UUID(int=number)}" for number in (1, 2))
@@ -67,6 +68,17 @@ def test_the_three_documents_come_back_as_they_went() -> None:
     assert assignment_from_json(assignment_to_json(POD)) == POD
     assert list(assignment_from_json(assignment_to_json(POD)).containers) == ["init", "main"]
     assert grant_from_text(grant_to_text(GRANT)) == GRANT
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+@pytest.mark.parametrize("mig", [True, False])
+def test_an_extender_that_knows_no_withdrawals_gives_a_withdrawn_gpu_to_no_pod(healthy: bool, mig: bool) -> None:
+    gpu = Gpu(A, 0, "h100", 81559, healthy=healthy, mig=mig)
+    there = Gpu(B, 1, "h100", 81559, healthy=healthy, mig=mig)
+    inventory = Inventory((withdraw(gpu, GpuCondition("Cordoned", "withdrawn", 7, "ECC errors")), there))
+    text = inventory_to_json(inventory)
+    assert [one["healthy"] for one in json.loads(text)["inventory"]["cards"]] == [False, healthy]
+    assert inventory_from_json(text) == inventory
 
 
 @given(st.dictionaries(names, gpus, max_size=4), st.sampled_from(CLASSES), st.integers(0, 4), st.data())
