@@ -1,7 +1,8 @@
 /* unit_bound.c - what an arbiter granted whose connection has ended since: the next one has reserved none of it. And limits that it has not sent.
  *
  * Compiled with the library's own sources, so that the sanitizers see them. The arbiter is a thread at the other end of a pair of sockets. It hands its
- * answers to the library as the helper would; in `ends` the connection has ended, and the next one has begun, before the thread that waits has woken. */
+ * answers to the library as the helper would; in `ends` the connection has ended, and the next one has begun, before the thread that waits has woken.
+ * In `starves` that thread does not run for longer than it would wait: it wakes with link.lock, which the arbiter has meanwhile. */
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,12 +13,12 @@
 
 #undef NDEBUG
 
-enum { ROUNDS = 20000, LOOKS = 200 };
+enum { ROUNDS = 20000, LOOKS = 200, STARVED_MS = 2400, LATER_MS = 100 };
 
 static int arbiter;
 static struct gpu *gpu;
 static _Atomic unsigned requests; /* GROW, HOLD and CONVERT */
-static _Atomic bool ends;         /* with the next answer */
+static _Atomic bool ends, starves; /* with the next answer */
 
 static void answer_and_end(struct awaited *awaited)
 {
@@ -30,6 +31,22 @@ static void answer_and_end(struct awaited *awaited)
     pthread_mutex_unlock(&tangram.link.lock);
 }
 
+static void sleep_ms(unsigned ms)
+{
+    assert(usleep(ms * 1000) == 0);
+}
+
+/* Then the thread that waits has time to give up. */
+static void starve(struct awaited *awaited)
+{
+    pthread_mutex_lock(&tangram.link.lock);
+    sleep_ms(2); /* the PENDING is later than the request */
+    awaited->pending_ms = now_ms();
+    sleep_ms(STARVED_MS);
+    pthread_mutex_unlock(&tangram.link.lock);
+    sleep_ms(LATER_MS);
+}
+
 static void *serve(void *unused)
 {
     struct wire_packet packet;
@@ -39,9 +56,12 @@ static void *serve(void *unused)
         const struct wire_packet leased = {.header = {.type = WIRE_LEASED, .seq = packet.header.seq}};
         if (!grows && type != WIRE_HOLD && type != WIRE_CONVERT)
             continue;
+        struct awaited *const awaited = grows ? &tangram.link.grow : &tangram.link.hold;
         atomic_fetch_add(&requests, 1);
+        if (atomic_exchange(&starves, false))
+            starve(awaited);
         if (atomic_exchange(&ends, false))
-            answer_and_end(grows ? &tangram.link.grow : &tangram.link.hold);
+            answer_and_end(awaited);
         else
             assert(link_handle(&leased));
     }
@@ -82,6 +102,14 @@ static void what_is_granted_for_calls_is_requested_of_the_next_arbiter(void)
     assert(bound_settle(gpu) && left_mib() == 0);
     atomic_store(&ends, true);
     assert(bound_begin(gpu, MIB) && atomic_exchange(&requests, 0) == 2 && left_mib() == 13);
+    bound_end(gpu);
+    assert(bound_settle(gpu) && left_mib() == 0);
+}
+
+static void a_pending_that_was_heard_before_shortens_no_wait(void)
+{
+    atomic_store(&starves, true);
+    assert(bound_begin(gpu, MIB) && atomic_exchange(&requests, 0) == 1 && left_mib() == 13);
     bound_end(gpu);
     assert(bound_settle(gpu) && left_mib() == 0);
 }
@@ -159,6 +187,7 @@ int main(void)
 {
     set_up();
     what_is_granted_for_calls_is_requested_of_the_next_arbiter();
+    a_pending_that_was_heard_before_shortens_no_wait();
     what_is_opened_is_stated_to_the_next_arbiter();
     what_is_converted_is_elastic_to_the_next_arbiter();
     what_is_left_for_calls_does_not_return_once_it_was_lost();

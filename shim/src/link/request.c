@@ -52,7 +52,8 @@ static bool answered_in_time(struct awaited *awaited, int patience_ms)
         deadline_ms += link_wait_for_packet(deadline_ms);
         if (awaited->pending_ms > heard_ms) {
             heard_ms = awaited->pending_ms;
-            deadline_ms = heard_ms + (uint64_t)patience_ms;
+            const uint64_t renewed_ms = heard_ms + (uint64_t)patience_ms;
+            deadline_ms = deadline_ms > renewed_ms ? deadline_ms : renewed_ms; /* it may have been heard before this thread did not run */
         }
         deadline_ms = deadline_ms < most_ms ? deadline_ms : most_ms;
     }
