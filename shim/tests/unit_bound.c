@@ -4,6 +4,7 @@
  * answers to the library as the helper would; in `ends` the connection has ended, and the next one has begun, before the thread that waits has woken.
  * In `starves` that thread does not run for longer than it would wait: it wakes with link.lock, which the arbiter has meanwhile. */
 #include <assert.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -129,6 +130,39 @@ static void what_is_converted_is_elastic_to_the_next_arbiter(void)
     assert(lease_convert(gpu, 4 * MIB) && atomic_load(&gpu->elastic_leased_bytes) == 0 && atomic_exchange(&requests, 0) == 1);
 }
 
+static void an_answer_to_convert_has_its_time_once_the_process_runs(void)
+{
+    atomic_store(&gpu->elastic_leased_bytes, 4 * MIB);
+    atomic_store(&starves, true);
+    assert(lease_convert(gpu, 4 * MIB) && atomic_load(&gpu->elastic_leased_bytes) == 0 && atomic_exchange(&requests, 0) == 1);
+}
+
+static void starve_here(int signal)
+{
+    (void)signal;
+    sleep_ms(STARVED_MS);
+}
+
+static void *starve_and_answer_discard(void *waits)
+{
+    sleep_ms(LATER_MS);
+    assert(pthread_kill(*(pthread_t *)waits, SIGUSR1) == 0);
+    sleep_ms(STARVED_MS + LATER_MS);
+    atomic_store(&gpu->discarding_bytes, 0);
+    return NULL;
+}
+
+static void an_answer_to_discard_has_its_time_once_the_process_runs(void)
+{
+    const struct sigaction starves_here = {.sa_handler = starve_here};
+    pthread_t waits = pthread_self(), thread;
+    assert(sigaction(SIGUSR1, &starves_here, NULL) == 0);
+    atomic_store(&gpu->discarding_bytes, MIB);
+    assert(pthread_create(&thread, NULL, starve_and_answer_discard, &waits) == 0);
+    assert(discard_wait(gpu));
+    pthread_join(thread, NULL);
+}
+
 static void *settles(void *ended)
 {
     while (!atomic_load((_Atomic bool *)ended))
@@ -190,6 +224,8 @@ int main(void)
     a_pending_that_was_heard_before_shortens_no_wait();
     what_is_opened_is_stated_to_the_next_arbiter();
     what_is_converted_is_elastic_to_the_next_arbiter();
+    an_answer_to_convert_has_its_time_once_the_process_runs();
+    an_answer_to_discard_has_its_time_once_the_process_runs();
     what_is_left_for_calls_does_not_return_once_it_was_lost();
     a_gpu_without_limits_leaves_the_other_its_burst();
     puts("ok");
