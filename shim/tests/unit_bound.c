@@ -18,13 +18,14 @@ enum { ROUNDS = 20000, LOOKS = 200, STARVED_MS = 2400, LATER_MS = 100 };
 
 static int arbiter;
 static struct gpu *gpu;
-static _Atomic unsigned requests; /* GROW, HOLD and CONVERT */
+static _Atomic unsigned requests; /* BEGIN, GROW, HOLD and CONVERT */
 static _Atomic bool ends, starves; /* with the next answer */
 
 static void answer_and_end(struct awaited *awaited)
 {
     pthread_mutex_lock(&tangram.link.lock);
     tangram.link.grow_answer = tangram.link.shared_answer = (struct wire_leased){.refused = 0};
+    tangram.link.context_answer = (struct wire_leased){.granted_bytes = MIB};
     awaited->answered = true;
     tangram.link.ended++;
     bound_lost(gpu);
@@ -54,10 +55,11 @@ static void *serve(void *unused)
     while (recv(arbiter, &packet, sizeof packet, 0) > 0) {
         const enum wire_type type = (enum wire_type)packet.header.type;
         const bool grows = type == WIRE_CONTEXT && packet.body.context.step == WIRE_GROW;
+        const bool begins = type == WIRE_CONTEXT && packet.body.context.step == WIRE_BEGIN;
         const struct wire_packet leased = {.header = {.type = WIRE_LEASED, .seq = packet.header.seq}};
-        if (!grows && type != WIRE_HOLD && type != WIRE_CONVERT)
+        if (!begins && !grows && type != WIRE_HOLD && type != WIRE_CONVERT)
             continue;
-        struct awaited *const awaited = grows ? &tangram.link.grow : &tangram.link.hold;
+        struct awaited *const awaited = begins ? &tangram.link.context : grows ? &tangram.link.grow : &tangram.link.hold;
         atomic_fetch_add(&requests, 1);
         if (atomic_exchange(&starves, false))
             starve(awaited);
@@ -113,6 +115,15 @@ static void a_pending_that_was_heard_before_shortens_no_wait(void)
     assert(bound_begin(gpu, MIB) && atomic_exchange(&requests, 0) == 1 && left_mib() == 13);
     bound_end(gpu);
     assert(bound_settle(gpu) && left_mib() == 0);
+}
+
+/* Which has not measured what one takes, and answers with 0. */
+static void what_is_granted_for_a_context_is_requested_of_the_next_arbiter(void)
+{
+    bool estimated = true;
+    atomic_store(&ends, true);
+    assert(link_context_begin(gpu, &estimated) == LINK_GRANTED && atomic_exchange(&requests, 0) == 2);
+    assert(!estimated && atomic_load(&tangram.contexts.of[gpu->at].bytes) == 0);
 }
 
 static void what_is_opened_is_stated_to_the_next_arbiter(void)
@@ -220,6 +231,7 @@ static void a_gpu_without_limits_leaves_the_other_its_burst(void)
 int main(void)
 {
     set_up();
+    what_is_granted_for_a_context_is_requested_of_the_next_arbiter();
     what_is_granted_for_calls_is_requested_of_the_next_arbiter();
     a_pending_that_was_heard_before_shortens_no_wait();
     what_is_opened_is_stated_to_the_next_arbiter();
