@@ -18,6 +18,7 @@ enum { ROUNDS = 20000, LOOKS = 200, STARVED_MS = 2400, LATER_MS = 100 };
 
 static int arbiter;
 static struct gpu *gpu;
+static _Atomic uint32_t *features; /* of the arbiter's page */
 static _Atomic unsigned requests; /* BEGIN, GROW, HOLD and CONVERT */
 static _Atomic bool ends, starves; /* with the next answer */
 
@@ -87,7 +88,8 @@ static void set_up(void)
     assert(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0 && wire_own(&tangram.link.end, pair[0]));
     arbiter = pair[1];
     atomic_store(&tangram.link.page, (_Atomic uint64_t *)(void *)page);
-    atomic_store(&((struct wire_gpu_time *)(void *)(page + WIRE_GPU_TIME_AT))->features, WIRE_UNDERSTANDS_OPEN | WIRE_UNDERSTANDS_GROW);
+    features = &((struct wire_gpu_time *)(void *)(page + WIRE_GPU_TIME_AT))->features;
+    atomic_store(features, WIRE_UNDERSTANDS_OPEN | WIRE_UNDERSTANDS_GROW);
     tangram.link.stage = LINK_CONNECTED;
     tangram.link.clocked = tangram.link.threaded = tangram.link.reading = true;
     assert(pthread_create(&thread, NULL, serve, NULL) == 0 && pthread_detach(thread) == 0);
@@ -206,6 +208,35 @@ static void what_is_left_for_calls_does_not_return_once_it_was_lost(void)
     atomic_store(&bound->inside, 0);
 }
 
+/* In the helper's place. */
+static void *starve_and_bring_limits(void *unused)
+{
+    bool waits = false;
+    while (!waits) {
+        pthread_mutex_lock(&tangram.link.lock);
+        waits = tangram.burst_link.until_ms != 0;
+        if (waits)
+            sleep_ms(STARVED_MS);
+        pthread_mutex_unlock(&tangram.link.lock);
+        sleep_ms(waits ? LATER_MS : 1);
+    }
+    pthread_mutex_lock(&tangram.link.lock);
+    atomic_store(&gpu->limits_came, true);
+    pthread_cond_broadcast(&tangram.link.changed);
+    pthread_mutex_unlock(&tangram.link.lock);
+    return unused;
+}
+
+static void limits_have_their_second_once_the_process_runs(void)
+{
+    pthread_t thread;
+    atomic_fetch_or(features, WIRE_UNDERSTANDS_BURST);
+    atomic_store(&gpu->limits_came, false);
+    assert(pthread_create(&thread, NULL, starve_and_bring_limits, NULL) == 0);
+    assert(burst_limits_came(gpu));
+    pthread_join(thread, NULL);
+}
+
 static CUresult count_devices(int *count)
 {
     *count = 2;
@@ -221,7 +252,7 @@ static void a_gpu_without_limits_leaves_the_other_its_burst(void)
     atomic_store(&tangram.device_gpu[1], other);
     atomic_store(&tangram.only_gpu, NULL);
     atomic_store(&other->bursts, true);
-    atomic_store(&tangram.burst_link.needed_ms, 1); /* long ago */
+    tangram.burst_link.until_ms = 1; /* long ago */
     atomic_store(&gpu->resident_limit_bytes, MIB);
     assert(!elastic_able(other) && elastic_reason() == ELASTIC_ABLE && elastic_able(gpu));
     atomic_store(&gpu->limits_came, false);
@@ -239,6 +270,7 @@ int main(void)
     an_answer_to_convert_has_its_time_once_the_process_runs();
     an_answer_to_discard_has_its_time_once_the_process_runs();
     what_is_left_for_calls_does_not_return_once_it_was_lost();
+    limits_have_their_second_once_the_process_runs();
     a_gpu_without_limits_leaves_the_other_its_burst();
     puts("ok");
     return 0;
