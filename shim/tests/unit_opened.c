@@ -21,7 +21,8 @@ static struct {
     uint64_t next;
     CUdevice device;          /* of the current context, whose handle is one more */
     CUstreamCaptureMode mode; /* of the thread */
-    unsigned mapped, waits;
+    unsigned mapped, waits, waits_on[2]; /* of each device */
+    CUdevice below;           /* that context on the stack */
     struct {
         CUdeviceptr at;
         uint64_t access; /* devices, a bit each */
@@ -52,18 +53,21 @@ static CUresult get_device(CUdevice *device)
 }
 static CUresult push(CUcontext context)
 {
-    (void)context;
+    fake.below = fake.device;
+    fake.device = (CUdevice)(uintptr_t)context - 1;
     return CUDA_SUCCESS;
 }
 static CUresult pop(CUcontext *context)
 {
-    (void)context;
+    *context = (CUcontext)(uintptr_t)(fake.device + 1);
+    fake.device = fake.below;
     return CUDA_SUCCESS;
 }
 static CUresult alloc(CUdeviceptr *at, size_t bytes)
 {
     *at = bytes;
     fake.waits++;
+    fake.waits_on[fake.device]++;
     return CUDA_SUCCESS;
 }
 static CUresult free_one(CUdeviceptr at)
@@ -229,7 +233,7 @@ static void expect_nothing(CUdeviceptr at, unsigned count)
     for (unsigned ms = 0; atomic_load(&drops) < count; ms++)
         assert(ms < 2000 && usleep(1000) == 0);
     assert(!closed(at) && fake.mapped == 0 && atomic_exchange(&drops, 0) == count && tangram.elastic.ipc.opened == NULL && !elastic_find(at, &found));
-    fake.waits = 0;
+    fake.waits = fake.waits_on[0] = fake.waits_on[1] = 0;
 }
 
 static CUdeviceptr first;
@@ -265,6 +269,27 @@ static void what_is_opened_on_two_gpus_is_mapped_until_it_is_closed_as_often(voi
     assert(opened_on(1) == first && opened_on(1) == first && *access_at(first) == 3 && fake.mapped == 1);
     assert(closed(first) && closed(first) && fake.waits == 0 && closed(first) && fake.waits == 1);
     expect_nothing(first, 1);
+}
+
+static bool closed_on(CUdevice device, CUdeviceptr at)
+{
+    const CUdevice was = fake.device;
+    fake.device = device;
+    const bool closes = closed(at);
+    assert(fake.device == device);
+    fake.device = was;
+    return closes;
+}
+
+static void what_each_context_closes_has_waited_for_its_work(void)
+{
+    for (CUdevice last = 0; last < 2; last++) {
+        first = opened_on(0);
+        assert(opened_on(1) == first);
+        assert(closed_on(1 - last, first) && fake.mapped == 1 && closed_on(last, first));
+        assert(fake.waits_on[0] == 1 && fake.waits_on[1] == 1);
+        expect_nothing(first, 1);
+    }
 }
 
 static void a_close_beside_an_open_that_the_driver_refuses_ends_it(void)
@@ -328,6 +353,7 @@ int main(void)
 {
     set_up();
     what_is_opened_on_two_gpus_is_mapped_until_it_is_closed_as_often();
+    what_each_context_closes_has_waited_for_its_work();
     a_close_beside_an_open_that_the_driver_refuses_ends_it();
     a_close_beside_an_open_leaves_it_open();
     an_open_of_what_ends_with_its_context_maps_it_anew();

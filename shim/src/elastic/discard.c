@@ -14,7 +14,11 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { BLOCKS_MOST = 8192, ANSWER_MS = 2000 }; /* at a time: 128 messages on a new connection; specified. The answer: guessed, it takes milliseconds */
+enum {
+    BLOCKS_MOST = 8192, /* at a time: 128 messages on a new connection; specified */
+    ANSWER_MS = 2000,   /* guessed: it takes milliseconds */
+    LATE_MS = 10        /* a thread that slept for 1 ms and took longer did not run; guessed */
+};
 
 static struct elastic *const elastic = &tangram.elastic;
 
@@ -185,15 +189,24 @@ void discard_end_all(void)
     end_gone(true);
 }
 
-bool discard_wait(struct gpu *gpu)
+/* Returns for how long this thread did not run, as link_wait_for_packet. */
+static uint64_t sleep_a_moment(void)
 {
     const struct timespec moment = {0, 1000000};
-    const uint64_t until_ms = now_ms() + ANSWER_MS;
+    const uint64_t begun_ms = now_ms();
+    nanosleep(&moment, NULL);
+    const uint64_t took_ms = now_ms() - begun_ms;
+    return took_ms > LATE_MS ? took_ms : 0;
+}
+
+bool discard_wait(struct gpu *gpu)
+{
+    uint64_t until_ms = now_ms() + ANSWER_MS;
     if (atomic_load(&gpu->discarding_bytes) == 0)
         return false;
     struct quiet quiet = quiet_begin();
     while (atomic_load(&gpu->discarding_bytes) > 0 && now_ms() < until_ms && !helper_ended())
-        nanosleep(&moment, NULL);
+        until_ms += sleep_a_moment();
     quiet_end(quiet);
     return atomic_load(&gpu->discarding_bytes) == 0;
 }

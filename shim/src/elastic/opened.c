@@ -337,6 +337,8 @@ bool ipc_close(CUdeviceptr at, CUresult *rc)
     *rc = tangram.driver.cuCtxGetCurrent(&current);
     if (*rc == CUDA_SUCCESS && current == NULL)
         *rc = CUDA_ERROR_INVALID_CONTEXT;
+    if (*rc == CUDA_SUCCESS && current != context)
+        *rc = anchor_wait(current); /* the last close may be in the first context, and waits for that */
     if (*rc != CUDA_SUCCESS || closed(at, false, rc))
         return true;
     *rc = anchor_wait(context); /* unmapping does not wait, and work that uses it would fail */

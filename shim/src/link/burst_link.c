@@ -17,7 +17,7 @@ enum {
     RETRY_FIRST_MS = 5,  /* guessed, as for the connection for GPU time */
     RETRY_MOST_MS = 200, /* guessed */
     STATE_MS = 100,      /* SWAPPABLE is sent at most this often; specified */
-    LIMITS_MS = 1000     /* so long BURST is waited for, once; specified */
+    LIMITS_MS = 1000     /* so long BURST is waited for, once, beside time in which the thread that waits did not run; specified */
 };
 
 static struct burst_link *const burst_ = &tangram.burst_link;
@@ -265,13 +265,15 @@ bool burst_limits_came(struct gpu *gpu)
 {
     if (atomic_load_explicit(&gpu->limits_came, memory_order_acquire))
         return true;
-    uint64_t needed = 0;
-    if (atomic_compare_exchange_strong(&burst_->needed_ms, &needed, now_ms()))
-        needed = atomic_load(&burst_->needed_ms);
     pthread_mutex_lock(&tangram.link.lock);
+    if (burst_->until_ms == 0)
+        burst_->until_ms = now_ms() + LIMITS_MS;
     link_have_helper();
-    while (!atomic_load(&gpu->limits_came) && may_come() && now_ms() < needed + LIMITS_MS)
-        link_wait_until(needed + LIMITS_MS);
+    for (uint64_t until_ms = burst_->until_ms; !atomic_load(&gpu->limits_came) && may_come() && now_ms() < until_ms;) {
+        until_ms += link_wait_slice(until_ms, link_wait_until);
+        if (burst_->until_ms < until_ms) /* for other threads, too */
+            burst_->until_ms = until_ms;
+    }
     pthread_mutex_unlock(&tangram.link.lock);
     return atomic_load(&gpu->limits_came);
 }

@@ -24,7 +24,7 @@ struct burst_link {
     uint64_t stated_ms;
     bool discards; /* its arbiter understands DISCARD */
     _Atomic bool wanted;        /* the connection is kept, and a spare socket for it */
-    _Atomic uint64_t needed_ms; /* when the program first needed elastic memory; 0 = not yet */
+    uint64_t until_ms;          /* so long BURST is waited for, with link.lock; 0 = the program has not needed elastic memory yet */
 };
 
 #define BURST_LINK_NEVER_MET {.end = {.fd = -1}}

@@ -285,17 +285,18 @@ void link_pump(uint64_t deadline_ms)
     pthread_cond_broadcast(&link_->changed);
 }
 
-/* Locked on entry and exit: until a packet, a change or the deadline, for a slice at most. Returns how much later than due this thread ran again. */
-uint64_t link_wait_for_packet(uint64_t deadline_ms)
+uint64_t link_wait_slice(uint64_t deadline_ms, void (*wait)(uint64_t until_ms))
 {
     const uint64_t begun_ms = now_ms(), slice_ms = begun_ms + SLICE_MS;
     const uint64_t until_ms = deadline_ms < begun_ms ? begun_ms : deadline_ms < slice_ms ? deadline_ms : slice_ms;
-    if (link_->reading || link_->pumping)
-        link_wait_until(until_ms);
-    else
-        link_pump(until_ms);
+    wait(until_ms);
     const uint64_t now = now_ms();
     return now > until_ms ? now - until_ms : 0;
+}
+
+uint64_t link_wait_for_packet(uint64_t deadline_ms)
+{
+    return link_wait_slice(deadline_ms, link_->reading || link_->pumping ? link_wait_until : link_pump);
 }
 
 /* Locked. How long to wait for an arbiter that is away: by the program's environment, else by what the arbiter announced before. It

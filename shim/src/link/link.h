@@ -185,7 +185,9 @@ bool link_is_silent(void);            /* locked, connected */
 void link_have_helper(void);          /* locked */
 void link_wait_until(uint64_t deadline_ms); /* locked */
 void link_pump(uint64_t deadline_ms); /* locked */
-uint64_t link_wait_for_packet(uint64_t deadline_ms); /* locked */
+/* Locked on entry and exit: until a packet, a change or the deadline, for a slice at most. They return how much later than due this thread ran again. */
+uint64_t link_wait_for_packet(uint64_t deadline_ms);
+uint64_t link_wait_slice(uint64_t deadline_ms, void (*wait)(uint64_t until_ms));
 bool link_try(void);                  /* locked, by the thread that reads; false: the arbiter is away */
 void link_read(void);                 /* not locked, by the thread that reads, when there is something */
 bool link_state_use(struct gpu *gpu); /* locked */

@@ -35,10 +35,7 @@ static bool answered(struct awaited *awaited, uint64_t patience_ms)
 {
     const uint32_t ended = link_->ended;
     for (uint64_t deadline_ms = now_ms() + patience_ms; !awaited->answered && link_->ended == ended && now_ms() < deadline_ms;)
-        if (link_->reading || link_->pumping)
-            link_wait_until(deadline_ms);
-        else
-            link_pump(deadline_ms);
+        deadline_ms += link_wait_for_packet(deadline_ms);
     awaited->seq = 0;
     return awaited->answered;
 }

@@ -52,7 +52,8 @@ static bool answered_in_time(struct awaited *awaited, int patience_ms)
         deadline_ms += link_wait_for_packet(deadline_ms);
         if (awaited->pending_ms > heard_ms) {
             heard_ms = awaited->pending_ms;
-            deadline_ms = heard_ms + (uint64_t)patience_ms;
+            const uint64_t renewed_ms = heard_ms + (uint64_t)patience_ms;
+            deadline_ms = deadline_ms > renewed_ms ? deadline_ms : renewed_ms; /* it may have been heard before this thread did not run */
         }
         deadline_ms = deadline_ms < most_ms ? deadline_ms : most_ms;
     }
@@ -229,9 +230,10 @@ static uint64_t redeem_promise(struct gpu *gpu)
     return bytes;
 }
 
-/* Locked, connected. One request, as `request_once`. */
+/* Locked, connected. One request, as `request_once`. What an arbiter granted whose connection has ended since is not reserved by the next one. */
 static enum link_answer begin_once(struct gpu *gpu, bool *estimated)
 {
+    const uint32_t ended = link_->ended;
     link_->context = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_CONTEXT};
     bool sent = link_send_context(gpu, WIRE_BEGIN, link_->context.seq);
     if (!reached(sent))
@@ -241,7 +243,7 @@ static enum link_answer begin_once(struct gpu *gpu, bool *estimated)
     uint64_t granted_bytes = sent ? redeem_promise(gpu) : 0;
     if (granted_bytes > 0) {
         link_->context.seq = 0; /* no thread waits for the answer */
-    } else if (!answered_in_time(&link_->context, PATIENCE_MS)) {
+    } else if (!answered_in_time(&link_->context, PATIENCE_MS) || link_->ended != ended) {
         return LINK_ABSENT;
     } else if (link_->context_answer.refused) {
         return LINK_REFUSED;
@@ -274,7 +276,7 @@ static bool say_grow(struct gpu *gpu, enum wire_step step, uint32_t seq, uint64_
     return wire_send(&link_->end, WIRE_CONTEXT, seq, &message, sizeof message);
 }
 
-/* Locked, connected. One request, as `request_once`. What an arbiter granted whose connection has ended since is not reserved by the next one. */
+/* Locked, connected. One request, as `begin_once`. */
 static enum link_answer grow_once(struct gpu *gpu, uint64_t bytes, bool *held)
 {
     const uint32_t ended = link_->ended;

@@ -131,12 +131,14 @@ def test_a_process_that_starts_beside_a_stopped_arbiter_is_refused_once_slowly_a
 def test_an_arbiter_that_is_away_is_waited_for_once_and_never_by_a_query_of_free_memory(own_stage: Stage) -> None:
     probe = own_stage.probe(TANGRAM_WAIT_MS="2000")
     assert probe.alloc(1) == 0
+    lost = time.monotonic()  # the library counts from there, and this process may get a processor late
     own_stage.stop_arbiter()
     began = time.monotonic()
     probe.request("info")
     assert took_s(began) < SOON_S
     assert probe.alloc(900) == OUT_OF_MEMORY
-    assert 1.0 < took_s(began) < 4
+    assert took_s(lost) > 1.0
+    assert took_s(began) < 4
     began = time.monotonic()
     assert [probe.alloc(900) for _ in range(5)] == [OUT_OF_MEMORY] * 5
     probe.request("info")
