@@ -384,5 +384,5 @@ class GpuTimeContainer:
 
 
 def _is_to_halt(channel_group: ChannelGroup) -> bool:
-    """Whether some of its channels may run and can be suspended."""
-    return not channel_group.partial and not channel_group.stands
+    """Whether some of the channels that it names may run and can be suspended. Others may run for ever: no call stops these."""
+    return not channel_group.partial and not channel_group.listed_are_off
