@@ -96,7 +96,9 @@ class SuspendThread:
         self._epoll.register(connection.sock.fileno(), select.EPOLLIN)
 
     def unread(self, container: GpuTimeContainer) -> set[int]:
-        """Its connections with an unread message now."""
+        """Its connections with an unread message now. None while the thread is being stopped: it reads no more."""
+        if self._stopping:
+            return set()
         ready = (self._connections[fd] for fd, _ in self._epoll.poll(0) if fd in self._connections)
         return {connection.number for owner, connection in ready if owner is container}
 
@@ -108,8 +110,8 @@ class SuspendThread:
                     connection.sock.shutdown(socket.SHUT_RDWR)
 
     def wake(self) -> None:
-        """From any thread."""
-        if threading.current_thread() is not self._thread:
+        """From any thread. No effect on a thread that is being stopped, which is awake."""
+        if not self._stopping and threading.current_thread() is not self._thread:
             os.eventfd_write(self._bell, 1)
 
     def wake_at(self, at_s: float) -> None:

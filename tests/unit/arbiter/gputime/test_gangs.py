@@ -43,6 +43,7 @@ def node(driver: Driver, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
         driver.before.__self__.go_on.set()  # type: ignore[attr-defined]
     assert not made.failed.is_set(), "a GPU's thread failed"
     made.close()
+    assert not made.failed.is_set(), "a GPU's thread failed at the end"
     assert driver.owed() == 0, "every container runs after the end"
 
 
@@ -180,6 +181,6 @@ def test_gangs_that_overlap_in_a_ring_all_get_their_turns(driver: Driver) -> Non
         gang.process.works()
     turns = [gang.resumes(0) for gang in rings]
     wait_for(lambda: all(gang.resumes(0) >= before + 5 for gang, before in zip(rings, turns, strict=True)), 60)
-    assert not node.failed.is_set()
     node.close()
+    assert not node.failed.is_set()
     assert driver.owed() == 0

@@ -81,7 +81,8 @@ def decisions() -> FixedDecisions:
 def thread(decisions: FixedDecisions) -> Iterator[SuspendThread]:
     made = SuspendThread(GPU, cast(SuspendHost, decisions))
     yield made
-    made.stop()
+    if not made._stopping:
+        made.stop()
 
 
 def test_a_round_makes_the_switches_that_are_decided_in_their_order_and_without_the_lock(
@@ -99,3 +100,12 @@ def test_a_round_with_nothing_to_switch_computes_orders_and_calls_no_driver(
     thread.round([])
     assert decisions.container.switches == []
     assert decisions.noted == [(GPU, True)]
+
+
+def test_a_thread_that_was_stopped_is_woken_and_asked_without_an_error(
+    thread: SuspendThread, decisions: FixedDecisions
+) -> None:
+    """As by the thread of another GPU of a container with several, which is stopped after it."""
+    thread.stop()
+    thread.wake()
+    assert thread.unread(cast(GpuTimeContainer, decisions.container)) == set()
