@@ -184,3 +184,18 @@ def test_gangs_that_overlap_in_a_ring_all_get_their_turns(driver: Driver) -> Non
     node.close()
     assert not node.failed.is_set()
     assert driver.owed() == 0
+
+
+def test_a_switch_shows_progress_after_each_channel_group(node: GpuTimeNode, driver: Driver) -> None:
+    """A neighbour with hundreds of groups on a GPU of a gang must not look like a GPU that does not answer."""
+    one = node.container("many")
+    for client in range(1, 4):
+        one.reports_channels(client=one.client + 1000 * client)
+    wait_for(lambda: node.channel_groups("many") == 4 and node.scheduler.containers["many"].is_on(A))
+    assert node.is_quiet()
+    of, progress = node.scheduler.containers["many"], list[int]()
+    before = len(driver.calls)
+    for on in (False, True):
+        of.switch(A, on, lambda: progress.append(len(driver.calls) - before))
+    assert len(progress) == 8
+    assert progress == sorted(set(progress)), "a call of the driver before each"
