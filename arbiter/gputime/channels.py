@@ -125,7 +125,12 @@ class ChannelGroup:
     def stands(self) -> bool:
         """Whether none of its channels runs, copy channels included. Not of a list with as many copy channels as it can name: there may be more."""
         whole = len(self.channels.copy) < rm.CHANNELS_LIMIT and not self.channels.unlisted
-        return whole and all(one.state is ChannelState.OFF for one in (self._compute, self._copies) if one.channels)
+        return whole and self.listed_are_off
+
+    @property
+    def listed_are_off(self) -> bool:
+        """Whether all channels that it names are suspended: there is nothing left to call for."""
+        return all(one.state is ChannelState.OFF for one in (self._compute, self._copies) if one.channels)
 
     @property
     def halt(self) -> Halt:

@@ -325,8 +325,8 @@ class GpuTimeContainer:
             return True if ChannelState.OFF in runs else None
         return False if ChannelState.ON in runs and not self.obstacles.trouble else None
 
-    def switch(self, gpu: str, on: bool) -> int:
-        """Resume or suspend all its processes on a GPU. Returns the driver's status. A failed suspend is undone completely.
+    def switch(self, gpu: str, on: bool, called: Callable[[], None] = lambda: None) -> int:
+        """Resume or suspend all its processes on a GPU. Returns the driver's status. A failed suspend is undone completely. `called`: after each group.
 
         Blocks for about half a millisecond per process. Called without any lock, so a channel group may have been closed meanwhile: it returns an
         error, and its process is gone. A suspend touches only the groups that certainly run. A resume touches only those that do not certainly run; of a
@@ -334,15 +334,16 @@ class GpuTimeContainer:
         """
         channel_groups, status = self.channel_groups(gpu), rm.OK
         if not on:
-            return self.suspend(channel_groups)
+            return self.suspend(channel_groups, called)
         for channel_group in channel_groups:
             if channel_group.runs is ChannelState.UNSURE or (channel_group.runs is ChannelState.OFF and self.to_run):
                 status = channel_group.resume() or status
+                called()
                 if self.shown_on is False:
                     self.stray.resumes(self._clock, works=self.reports_work())
         return status
 
-    def suspend(self, channel_groups: Sequence[ChannelGroup]) -> int:
+    def suspend(self, channel_groups: Sequence[ChannelGroup], called: Callable[[], None] = lambda: None) -> int:
         """Suspend the groups that certainly run; of a blocked container all that may run, with their copy channels. Returns the driver's status. A failed suspend is undone completely; partial lists are skipped.
 
         Called without any lock, as `switch`.
@@ -353,10 +354,12 @@ class GpuTimeContainer:
             runs = _is_to_halt(channel_group) if self.blocked else channel_group.runs is ChannelState.ON
             if runs and not channel_group.partial:
                 status = channel_group.suspend(copies=copies or self.blocked) or status
+                called()
         if status != rm.OK:
             for channel_group in channel_groups:
                 if channel_group.runs is ChannelState.OFF:
                     channel_group.resume()
+                    called()
         return status
 
     def _moved(self, process: GpuTimeProcess, activity: wire.Activity, at_s: float) -> list[Event]:
@@ -384,5 +387,5 @@ class GpuTimeContainer:
 
 
 def _is_to_halt(channel_group: ChannelGroup) -> bool:
-    """Whether some of its channels may run and can be suspended."""
-    return not channel_group.partial and not channel_group.stands
+    """Whether some of the channels that it names may run and can be suspended. Others may run for ever: no call stops these."""
+    return not channel_group.partial and not channel_group.listed_are_off

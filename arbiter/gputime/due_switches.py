@@ -48,7 +48,7 @@ class DueSwitches:
             if container.shown_on is False and container.name not in self._hung and self._hangs(container, at_s):
                 self._hung[container.name] = container
                 events.append(Hung(at_s, container.name, hung=True))
-                report_of_hung(container, self._threads.silent_s(container, at_s))
+                report_of_hung(container, self._threads.overdue_s(container, at_s))
         return events
 
     def wake_waiting(self, gpus: Iterable[str]) -> None:
@@ -58,7 +58,7 @@ class DueSwitches:
             self._threads.wake(container)
 
     def _hangs(self, container: GpuTimeContainer, at_s: float) -> bool:
-        return len(container.gpus) > 1 and self._threads.silent_s(container, at_s) >= HUNG_S
+        return len(container.gpus) > 1 and self._threads.overdue_s(container, at_s) >= HUNG_S
 
     def _due(self, gpu: str) -> Iterator[DueSwitch]:
         for container in self._containers.depending(gpu):

@@ -69,7 +69,7 @@ def report_of_try(container: GpuTimeContainer) -> None:
 def report_of_hung(container: GpuTimeContainer, seconds: float) -> None:
     """A GPU of a suspended container with several does not answer."""
     _log.warning(
-        "a GPU of a container with several does not answer: the container stays suspended until it does",
+        "a GPU of a container with several does not answer: until it does, the arbiter does not resume the container",
         grant=container.name,
         seconds=round(seconds, 3),
     )

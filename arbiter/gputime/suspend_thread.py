@@ -68,7 +68,7 @@ class SuspendThread:
         """Their descriptors with an unread message."""
         self._stopping = False
         self.alive_at_s = self._watchdog_at_s = self._clock()
-        """When the thread last completed a round."""
+        """When the thread last completed a round, or a call of the driver."""
         self._beat_due_s = self.alive_at_s + BEAT_S
         self._due_s = inf
         """When its next round is due; inf = it is in a call of the driver."""
@@ -96,7 +96,9 @@ class SuspendThread:
         self._epoll.register(connection.sock.fileno(), select.EPOLLIN)
 
     def unread(self, container: GpuTimeContainer) -> set[int]:
-        """Its connections with an unread message now."""
+        """Its connections with an unread message now. None while the thread is being stopped: it reads no more."""
+        if self._stopping:
+            return set()
         ready = (self._connections[fd] for fd, _ in self._epoll.poll(0) if fd in self._connections)
         return {connection.number for owner, connection in ready if owner is container}
 
@@ -108,8 +110,8 @@ class SuspendThread:
                     connection.sock.shutdown(socket.SHUT_RDWR)
 
     def wake(self) -> None:
-        """From any thread."""
-        if threading.current_thread() is not self._thread:
+        """From any thread. No effect on a thread that is being stopped, which is awake."""
+        if not self._stopping and threading.current_thread() is not self._thread:
             os.eventfd_write(self._bell, 1)
 
     def wake_at(self, at_s: float) -> None:
@@ -126,6 +128,10 @@ class SuspendThread:
     def lived_s(self, at_s: float) -> float:
         """When the thread was last alive, as far as is known at `at_s`: a sleeping thread that is not due yet counts as alive."""
         return at_s if self._sleeps and at_s <= self._due_s else self.alive_at_s
+
+    def overdue_s(self, at_s: float) -> float:
+        """For how long it has made no progress, though its next round was due or it is in a call of the driver."""
+        return max(0.0, at_s - (self.alive_at_s if self._due_s == inf else max(self.alive_at_s, self._due_s)))
 
     def stop(self) -> None:
         """Resume every container of this thread, end the thread and close the connections."""
@@ -208,6 +214,10 @@ class SuspendThread:
         self._stalled(since_s, at_s)
         return self._scheduler.policy.suspend_s
 
+    def _called(self) -> None:
+        """One of the driver's calls in a switch has returned: a switch of many channel groups is no hang."""
+        self.alive_at_s = self._clock()
+
     def _ready(self, fd: int, events: int) -> None:
         if fd == self._bell:
             with suppress(BlockingIOError):
@@ -264,7 +274,7 @@ class SuspendThread:
         self._scheduler.lock.release()
         try:
             at_s = self._begin_driver_call()
-            status = planned.container.suspend(planned.channel_groups)
+            status = planned.container.suspend(planned.channel_groups, self._called)
         finally:
             self._scheduler.lock.acquire()
         took_s = self._end_driver_call(at_s)
@@ -329,6 +339,7 @@ class SuspendThread:
             began_s = self._begin_driver_call()
             for channel_group in self._to_resume:
                 channel_group.resume()
+                self._called()
             with self._scheduler.lock:
                 self._end_driver_call(began_s)
         for channel_group in self._to_close:
@@ -353,7 +364,7 @@ class SuspendThread:
                 return
             container, on = step
             began_s = self._begin_driver_call()
-            status = container.switch(self.uuid, on)
+            status = container.switch(self.uuid, on, self._called)
             with scheduler.lock:
                 scheduler.switched(container, on, status, self._end_driver_call(began_s))
 
@@ -362,6 +373,7 @@ class SuspendThread:
         for channel_group in stopped.channel_groups(self.uuid):
             if channel_group.runs is not ChannelState.OFF:
                 channel_group.resume()
+                self._called()
         with self._scheduler.lock:
             self._end_driver_call(began_s)
 

@@ -55,6 +55,11 @@ class SuspendThreads:
         """How long ago the longest silent thread of the container completed its last round."""
         return max(0.0, at_s - self._alive_at_s(container)) if container.joined is not None else 0.0
 
+    def overdue_s(self, container: GpuTimeContainer, at_s: float) -> float:
+        """For how long the slowest thread of the container has made no progress with what is due. A thread that sleeps until then is not slow."""
+        ours = (self._threads[uuid].overdue_s(at_s) for uuid in container.depends_on() if uuid in self._threads)
+        return max(ours, default=0.0)
+
     def stuck(self, at_s: float) -> tuple[str, float]:
         """The GPU whose thread has been silent for longest, and for how long; without the lock, which that thread may hold."""
         ages = {uuid: at_s - suspend_thread.alive_at_s for uuid, suspend_thread in self._threads.copy().items()}

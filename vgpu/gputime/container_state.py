@@ -131,10 +131,11 @@ class ContainerState:
             self.catch_up(least_served)
 
     def hang(self, least_served: tuple[float, float], *, hung: bool) -> None:
-        """A GPU of it does not answer, or does again. It waits for that GPU and not for GPU time, as while it is blocked."""
+        """A GPU of it does not answer, or does again. It waits for that GPU and not for GPU time, as while it is blocked. But the time since which it waits
+        stays: who can cause hangs must not end the guarantee against starvation."""
         before, self.hung = self.barred, hung
         if before is not self.barred:
-            self.waits_since_s, self.starvation_left_s, self.slice_left_s = None, 0.0, 0.0
+            self.starvation_left_s = self.slice_left_s = 0.0
         if before and not self.barred:
             self.catch_up(least_served)
 

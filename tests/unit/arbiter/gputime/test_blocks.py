@@ -238,6 +238,28 @@ def test_a_list_that_may_not_name_all_channels_never_counts_as_halted(node: GpuT
     wait_for(lambda: node.scheduler.containers["a"].is_on(A))
 
 
+@pytest.mark.parametrize("how", ["a block", "memory away"])
+def test_a_list_that_may_not_name_all_channels_is_suspended_once_and_keeps_the_thread_from_nobody(
+    node: GpuTimeNode, driver: Driver, how: str
+) -> None:
+    one, other = node.container("a", channels=False), node.container("other")
+    copy = tuple(range(200, 200 + rm.CHANNELS_LIMIT))
+    one.send(Channels(0, one.client, 2, COMPUTE, copy, away=how == "memory away"), node.device)
+    if how == "a block":
+        wait_for(lambda: node.channel_groups("a") == 1)
+        node.scheduler.blocks.begin("a")
+    wait_for(lambda: driver.channels_off(one.client) == {*COMPUTE, *copy})
+    switches = node.scheduler.counters.switches
+    other.works()
+    wait_for(lambda: node.status("other").working)
+    assert node.scheduler.containers["a"].to_do(A) is None
+    assert node.scheduler.counters.switches <= switches + 1, "the one that was being made"
+    assert node.scheduler.blocks.status("a") == BlockStatus(False)
+    other.idles()
+    node.scheduler.blocks.end("a")
+    wait_for(lambda: driver.owed() == 0)
+
+
 def test_a_context_without_channels_is_an_obstacle(node: GpuTimeNode) -> None:
     node.scheduler.contexts("a", {(named(1, 1), 0): 0.0})
     node.scheduler.blocks.begin("a")

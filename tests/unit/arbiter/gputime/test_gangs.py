@@ -43,6 +43,7 @@ def node(driver: Driver, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
         driver.before.__self__.go_on.set()  # type: ignore[attr-defined]
     assert not made.failed.is_set(), "a GPU's thread failed"
     made.close()
+    assert not made.failed.is_set(), "a GPU's thread failed at the end"
     assert driver.owed() == 0, "every container runs after the end"
 
 
@@ -180,6 +181,21 @@ def test_gangs_that_overlap_in_a_ring_all_get_their_turns(driver: Driver) -> Non
         gang.process.works()
     turns = [gang.resumes(0) for gang in rings]
     wait_for(lambda: all(gang.resumes(0) >= before + 5 for gang, before in zip(rings, turns, strict=True)), 60)
-    assert not node.failed.is_set()
     node.close()
+    assert not node.failed.is_set()
     assert driver.owed() == 0
+
+
+def test_a_switch_shows_progress_after_each_channel_group(node: GpuTimeNode, driver: Driver) -> None:
+    """A neighbour with hundreds of groups on a GPU of a gang must not look like a GPU that does not answer."""
+    one = node.container("many")
+    for client in range(1, 4):
+        one.reports_channels(client=one.client + 1000 * client)
+    wait_for(lambda: node.channel_groups("many") == 4 and node.scheduler.containers["many"].is_on(A))
+    assert node.is_quiet()
+    of, progress = node.scheduler.containers["many"], list[int]()
+    before = len(driver.calls)
+    for on in (False, True):
+        of.switch(A, on, lambda: progress.append(len(driver.calls) - before))
+    assert len(progress) == 8
+    assert progress == sorted(set(progress)), "a call of the driver before each"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
@@ -27,10 +28,15 @@ class Switched:
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
         self.switches: list[tuple[str, bool, bool]] = []
+        self.calls: list[Callable[[], None]] = []
+        """To be made in each switch, before and after a call of the driver has returned."""
 
-    def switch(self, gpu: str, on: bool) -> int:
+    def switch(self, gpu: str, on: bool, called: Callable[[], None]) -> int:
         """The driver's answer."""
         self.switches.append((gpu, on, self._lock.locked()))
+        for call in self.calls:
+            call()
+            called()
         return 0
 
 
@@ -38,7 +44,7 @@ class FixedDecisions:
     """A scheduler that wants these switches, one after the other."""
 
     def __init__(self, *wanted: bool) -> None:
-        self.clock = now_s
+        self.clock: Callable[[], float] = now_s
         self.lock = threading.Lock()
         self.pulse, self.policy, self.counters = Pulse(now_s), GpuTimeScheduler(), GpuTimeCounters()
         self.suspend_plan = SuspendPlan(0.0)
@@ -81,7 +87,8 @@ def decisions() -> FixedDecisions:
 def thread(decisions: FixedDecisions) -> Iterator[SuspendThread]:
     made = SuspendThread(GPU, cast(SuspendHost, decisions))
     yield made
-    made.stop()
+    if not made._stopping:
+        made.stop()
 
 
 def test_a_round_makes_the_switches_that_are_decided_in_their_order_and_without_the_lock(
@@ -99,3 +106,52 @@ def test_a_round_with_nothing_to_switch_computes_orders_and_calls_no_driver(
     thread.round([])
     assert decisions.container.switches == []
     assert decisions.noted == [(GPU, True)]
+
+
+def test_a_thread_that_was_stopped_is_woken_and_asked_without_an_error(
+    thread: SuspendThread, decisions: FixedDecisions
+) -> None:
+    """As by the thread of another GPU of a container with several, which is stopped after it."""
+    thread.stop()
+    thread.wake()
+    assert thread.unread(cast(GpuTimeContainer, decisions.container)) == set()
+
+
+@dataclass
+class Time:
+    """A clock that is set."""
+
+    at_s: float = 100.0
+
+    def __call__(self) -> float:
+        return self.at_s
+
+    def passes(self, seconds: float) -> None:
+        self.at_s += seconds
+
+
+def test_a_thread_that_sleeps_is_overdue_from_when_it_was_to_wake_and_not_since_its_last_round() -> None:
+    decisions, time = FixedDecisions(), Time()
+    decisions.clock = time
+    thread = SuspendThread(GPU, cast(SuspendHost, decisions))
+    thread.round([])
+    thread.note_progress(time.at_s + 0.2)
+    assert thread.overdue_s(time.at_s + 0.2) == 0.0
+    assert thread.overdue_s(time.at_s + 0.25) == pytest.approx(0.05)
+    thread.stop()
+
+
+def test_a_thread_is_overdue_from_its_last_call_of_the_driver_and_not_from_the_beginning_of_a_long_switch() -> None:
+    decisions, time, overdue_s = FixedDecisions(False), Time(), []
+    decisions.clock = time
+    thread = SuspendThread(GPU, cast(SuspendHost, decisions))
+
+    def call() -> None:
+        time.passes(0.1)
+        overdue_s.append(thread.overdue_s(time.at_s))
+
+    decisions.container.calls = [call] * 7
+    thread.round([])
+    assert overdue_s == pytest.approx([0.1] * 7)
+    assert thread.overdue_s(time.at_s) == 0.0
+    thread.stop()

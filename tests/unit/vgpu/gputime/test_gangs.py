@@ -190,3 +190,16 @@ def test_a_gang_that_runs_goes_on_while_a_gpu_does_not_answer() -> None:
     scheduler.apply(Work(0.0, "gang"))
     scheduler.apply(Hung(0.0, "gang", hung=True))
     assert scheduler.decide(0.0).on == {"gang"}
+
+
+def test_a_gang_whose_gpus_hang_again_and_again_still_gets_its_slices_against_starvation() -> None:
+    scheduler = scheduler_with(gang=container(BE, gpus="01"), lc=container(LC, gpus="0"))
+    scheduler.apply(Switched(0.0, "gang", on=False, took_s=0.0006))
+    for name in ("gang", "lc"):
+        scheduler.apply(Work(0.0, name))
+    assert scheduler.decide(0.0).on == {"lc"}
+    for step in range(1, 5):
+        scheduler.apply(Hung(0.3 * step, "gang", hung=True))
+        assert scheduler.decide(0.3 * step).why["gang"] == "hung"
+        scheduler.apply(Hung(0.3 * step + 0.1, "gang", hung=False))
+    assert scheduler.decide(1.31).on == {"gang"}
