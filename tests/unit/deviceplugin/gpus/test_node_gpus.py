@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,6 +161,30 @@ async def test_gpus_of_a_driver_that_goes_are_ill_and_well_again_when_it_is_open
         driver.there = True
         await follower.until(True, True)
         assert follower.gpus.failing == ""
+
+
+@pytest.mark.parametrize("offered", [False, True])
+async def test_what_was_published_before_counts_also_when_it_is_known_after_the_probe(
+    monkeypatch: pytest.MonkeyPatch, offered: bool
+) -> None:
+    driver = FakeNvmlConnection()
+    first, second, third = (replace(gpu, pci=f"00000000:{at}7:00.0") for at, gpu in enumerate(inventory(3).gpus, 1))
+    driver.gpus, driver.withheld = (first, second), frozenset({"0000:37:00.0"})
+    driver.on_bus = frozenset({"0000:17:00.0", "0000:27:00.0", "0000:37:00.0"})
+    failed = GpuCondition("SelfTestFailed", "unhealthy", 7, "the self-test failed")
+    earlier = Inventory((replace(first, healthy=False, conditions=(failed,)), second, third))
+
+    async def tried(_: Inventory) -> None:
+        if not offered:
+            follower.gpus.remember(earlier)
+
+    async with (follower := Following(driver, monkeypatch, tried)):
+        if offered:
+            await follower.until(True, True)
+            follower.gpus.remember(earlier)
+        await follower.until(False, True, False)
+        gpus = follower.offer.inventory().gpus
+        assert ([one.uuid for one in gpus], gpus[0].conditions) == ([first.uuid, second.uuid, third.uuid], (failed,))
 
 
 async def test_a_child_that_is_back_at_once_makes_no_gpu_ill(monkeypatch: pytest.MonkeyPatch) -> None:
