@@ -8,6 +8,9 @@ from typing import Final
 
 import uvloop
 
+# Before gRPC is imported: its handlers of fork() can crash a child between fork() and exec(). No child of this program speaks gRPC.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 from deviceplugin.app import run
 from deviceplugin.settings import DevicePluginSettings
 from observe.program import run_program
