@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "answering.h"
 #include "bursting.h"
 
 #undef NDEBUG
@@ -74,25 +75,11 @@ static void *serve(void *unused)
 
 static void set_up(void)
 {
-    static _Alignas(8) char page[WIRE_PAGE_BYTES];
-    pthread_condattr_t clock;
-    pthread_t thread;
-    int pair[2];
     gpu = bursting_gpu(0, 0);
     atomic_store(&gpu->limit_bytes, 1000 * MIB);
     atomic_store(&gpu->resident_limit_bytes, 1000 * MIB);
-    process_check();
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&tangram.link.changed, &clock);
-    assert(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0 && wire_own(&tangram.link.end, pair[0]));
-    arbiter = pair[1];
-    atomic_store(&tangram.link.page, (_Atomic uint64_t *)(void *)page);
-    features = &((struct wire_gpu_time *)(void *)(page + WIRE_GPU_TIME_AT))->features;
+    features = connect_arbiter(&arbiter, serve);
     atomic_store(features, WIRE_UNDERSTANDS_OPEN | WIRE_UNDERSTANDS_GROW);
-    tangram.link.stage = LINK_CONNECTED;
-    tangram.link.clocked = tangram.link.threaded = tangram.link.reading = true;
-    assert(pthread_create(&thread, NULL, serve, NULL) == 0 && pthread_detach(thread) == 0);
 }
 
 static uint64_t left_mib(void)

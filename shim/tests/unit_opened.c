@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "../src/hooks/hook.h"
+#include "answering.h"
 #include "bursting.h"
 
 #undef NDEBUG
@@ -166,22 +167,8 @@ static void *answer(void *unused)
 
 static void set_up(void)
 {
-    static _Alignas(8) char page[WIRE_PAGE_BYTES];
-    pthread_condattr_t clock;
-    pthread_t thread;
-    int pair[2];
     gpu = bursting_gpu(0, 0);
-    process_check();
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&tangram.link.changed, &clock);
-    assert(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0 && wire_own(&tangram.link.end, pair[0]));
-    arbiter = pair[1];
-    atomic_store(&tangram.link.page, (_Atomic uint64_t *)(void *)page);
-    atomic_store(&((struct wire_gpu_time *)(void *)(page + WIRE_GPU_TIME_AT))->features, WIRE_UNDERSTANDS_OPEN);
-    tangram.link.stage = LINK_CONNECTED;
-    tangram.link.threaded = tangram.link.reading = true;
-    assert(pthread_create(&thread, NULL, answer, NULL) == 0 && pthread_detach(thread) == 0);
+    atomic_store(connect_arbiter(&arbiter, answer), WIRE_UNDERSTANDS_OPEN);
     tangram.driver.cuCtxGetCurrent = get_current;
     tangram.driver.cuCtxGetDevice = get_device;
     tangram.driver.cuCtxPushCurrent_v2 = push;

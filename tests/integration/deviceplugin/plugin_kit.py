@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from tests.integration.deviceplugin.harness import Node, node
 from vgpu.api.codec import inventory_from_json
 from vgpu.api.contract import uuid_of
 from vgpu.api.grant import AssignedGpu
-from vgpu.api.inventory import Inventory
+from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.names import DEFAULT
 
 __all__ = ["fake_driver"]
@@ -41,6 +43,21 @@ def running(fake_driver: Callable[[str], FakeDriver]) -> Start:
             shutil.rmtree(folder)
 
     return start
+
+
+@pytest.fixture
+def unprobed(running: Start) -> Start:
+    """As `running`. GPUs are probed when something happens to them, and not each minute."""
+    return partial(running, "--probe-s", "3600")
+
+
+async def published(made: Node, condition: Callable[[tuple[Gpu, ...]], bool]) -> tuple[Gpu, ...]:
+    """The GPUs of the annotation, once they are so."""
+    async with asyncio.timeout(60):
+        while True:
+            if made.api.inventory and condition(gpus := inventory(made).gpus):
+                return gpus
+            await made.api.news.wait()
 
 
 def inventory(on: Node) -> Inventory:

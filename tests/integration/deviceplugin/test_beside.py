@@ -13,9 +13,8 @@ import pytest
 
 from tests.fake import FakeDriver, fake_driver
 from tests.integration.deviceplugin.harness import Node, node
-from tests.integration.deviceplugin.plugin_kit import GPU, MEM, Start, inventory, running, sharing
+from tests.integration.deviceplugin.plugin_kit import GPU, MEM, Start, inventory, published, running, sharing
 from tests.other_device_plugin import other_plugin
-from vgpu.api.codec import inventory_from_json
 from vgpu.api.contract import uuid_of
 from vgpu.api.inventory import Gpu
 
@@ -31,16 +30,6 @@ def short() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="beside-"))
     yield folder
     shutil.rmtree(folder)
-
-
-async def published(made: Node, condition: Callable[[tuple[Gpu, ...]], bool]) -> tuple[Gpu, ...]:
-    """The GPUs of the annotation, once they are so."""
-    async with asyncio.timeout(60):
-        while True:
-            text = made.api.inventory
-            if text and condition(gpus := inventory_from_json(text).gpus):
-                return gpus
-            await made.api.news.wait()
 
 
 async def noted(made: Node, reason: str, *words: str) -> None:

@@ -3,46 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc.aio
 import pytest
 from aiohttp import web
 
-from tests.fake import FakeDriver, fake_driver
+from tests.fake import fake_driver
 from tests.fake_api import answer_with
-from tests.integration.deviceplugin.harness import NODE, Node, node
-from tests.integration.deviceplugin.plugin_kit import inventory, sharing
-from vgpu.api.codec import inventory_from_json
+from tests.integration.deviceplugin.harness import NODE, Node
+from tests.integration.deviceplugin.plugin_kit import Start, inventory, published, running, sharing, unprobed
 from vgpu.api.cordon import Cordon, cordons_to_json
-from vgpu.api.inventory import Gpu
 from vgpu.api.names import DEFAULT
 
-__all__ = ["fake_driver"]
+__all__ = ["fake_driver", "running", "unprobed"]
 
 MEM, GPU = DEFAULT.gpu_mem, DEFAULT.gpu
-Start = Callable[..., AbstractAsyncContextManager[Node]]
 
 
 @pytest.fixture
-def running(fake_driver: Callable[[str], FakeDriver]) -> Start:
+def unharmed(unprobed: Start) -> Start:
     @asynccontextmanager
     async def start(*options: str) -> AsyncIterator[Node]:
-        folder = Path(tempfile.mkdtemp(prefix="cordon-"))
-        try:
-            async with node(fake_driver("gpu t4 count=2 memory_mib=16384\n"), folder) as made:
-                await made.start_plugin("--probe-s", "3600", *options)
-                await made.ready()
-                yield made
-                assert not made.kubelet.harmed, "no cordon makes a device in use unhealthy"
-        finally:
-            shutil.rmtree(folder)
+        async with unprobed(*options) as made:
+            yield made
+            assert not made.kubelet.harmed, "no cordon makes a device in use unhealthy"
 
     return start
 
@@ -55,16 +44,6 @@ def order(made: Node, *uuids: str) -> None:
     annotations.pop(DEFAULT.cordoned_gpus, None)
     annotations |= {DEFAULT.cordoned_gpus: text} if text else {}
     made.api.put(thing)
-
-
-async def published(made: Node, condition: Callable[[tuple[Gpu, ...]], bool]) -> tuple[Gpu, ...]:
-    async with asyncio.timeout(60):
-        while True:
-            assert made.api.inventory
-            gpus = inventory_from_json(made.api.inventory).gpus
-            if condition(gpus):
-                return gpus
-            await made.api.news.wait()
 
 
 def of(made: Node, resource: str, uuid: str) -> set[str]:
@@ -80,8 +59,8 @@ async def run_on(made: Node, name: str, gpu: int, units: int = 8) -> dict[str, o
     return pod
 
 
-async def test_a_cordoned_gpu_keeps_its_pod_takes_no_other_and_is_closed_when_the_pod_is_gone(running: Start) -> None:
-    async with running("--self-test", "false") as made:
+async def test_a_cordoned_gpu_keeps_its_pod_takes_no_other_and_is_closed_when_the_pod_is_gone(unharmed: Start) -> None:
+    async with unharmed("--self-test", "false") as made:
         first, second = (gpu.uuid for gpu in await published(made, lambda gpus: len(gpus) == 2))
         pod = await run_on(made, "stays", 0)
         order(made, first)
@@ -109,8 +88,8 @@ async def test_a_cordoned_gpu_keeps_its_pod_takes_no_other_and_is_closed_when_th
         assert "GpuUnhealthy" not in reasons
 
 
-async def test_a_pod_that_was_placed_before_the_cordon_is_refused(running: Start) -> None:
-    async with running("--self-test", "false") as made:
+async def test_a_pod_that_was_placed_before_the_cordon_is_refused(unharmed: Start) -> None:
+    async with unharmed("--self-test", "false") as made:
         first = inventory(made).gpus[0].uuid
         pod = sharing("late", inventory(made), 0, 8, 30).plain()
         order(made, first)
@@ -121,10 +100,10 @@ async def test_a_pod_that_was_placed_before_the_cordon_is_refused(running: Start
 
 
 async def test_ids_in_use_of_a_cordoned_gpu_are_healthy_from_the_first_list_of_a_plugin_that_starts(
-    running: Start,
+    unharmed: Start,
 ) -> None:
     """Also where the API server does not list pods: the kubelet's own list is enough."""
-    async with running("--self-test", "false") as made:
+    async with unharmed("--self-test", "false") as made:
         first = inventory(made).gpus[0].uuid
         await run_on(made, "stays", 0)
         order(made, first)
@@ -146,9 +125,9 @@ async def _never() -> web.StreamResponse:
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_plugin_that_starts_while_a_gpu_is_out_does_not_open_it_and_knows_it_still(
-    running: Start, late: bool
+    unharmed: Start, late: bool
 ) -> None:
-    async with running("--self-test", "false") as made:
+    async with unharmed("--self-test", "false") as made:
         first = inventory(made).gpus[0].uuid
         order(made, first)
         await published(made, lambda gpus: gpus[0].cordon == "released")
@@ -166,9 +145,9 @@ async def test_a_plugin_that_starts_while_a_gpu_is_out_does_not_open_it_and_know
 
 
 async def test_an_order_that_comes_while_the_plugin_is_away_is_carried_out_and_an_uncordoned_gpu_is_tried(
-    running: Start,
+    unharmed: Start,
 ) -> None:
-    async with running() as made:
+    async with unharmed() as made:
         first = inventory(made).gpus[0].uuid
         await made.stop_plugin(kill=True)
         order(made, first)
@@ -184,8 +163,8 @@ async def test_an_order_that_comes_while_the_plugin_is_away_is_carried_out_and_a
         await made.kubelet.until(lambda: len(of(made, MEM, first)) == 16)
 
 
-async def test_since_survives_a_restart_of_the_plugin(running: Start) -> None:
-    async with running() as made:
+async def test_since_survives_a_restart_of_the_plugin(unharmed: Start) -> None:
+    async with unharmed() as made:
         made.driver.ctl("reading", 0, "slowdowns", 0x40)
         (hot, _) = await published(made, lambda gpus: bool(gpus[0].conditions))
         thing = made.api.objects["/api/v1/nodes"][NODE]
@@ -204,9 +183,9 @@ async def test_since_survives_a_restart_of_the_plugin(running: Start) -> None:
         assert still.conditions[0].since_s == hot.conditions[0].since_s - 5000 < began_s
 
 
-async def test_ids_in_use_are_as_healthy_as_their_gpu_and_it_is_tried_when_it_is_back(running: Start) -> None:
+async def test_ids_in_use_are_as_healthy_as_their_gpu_and_it_is_tried_when_it_is_back(unharmed: Start) -> None:
     """The kubelet shows in a pod's status that its GPU is unhealthy. That it is tried before new pods get it, is no news to its pods."""
-    async with running() as made:
+    async with unharmed() as made:
         first = inventory(made).gpus[0].uuid
         await run_on(made, "stays", 0)
         made.driver.xid(0, 79)
@@ -231,12 +210,12 @@ if os.environ.get("TANGRAM_TRIAL_CHECK_MIB"):
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_gpu_whose_memory_is_bad_stays_withdrawn_and_says_why(
-    running: Start, tmp_path: Path, late: bool
+    unharmed: Start, tmp_path: Path, late: bool
 ) -> None:
     program = tmp_path / "trial"
     program.write_text(FAULTY.format(python=sys.executable))
     program.chmod(0o755)
-    async with running("--trial-program", str(program)) as made:
+    async with unharmed("--trial-program", str(program)) as made:
         first, second = (gpu.uuid for gpu in inventory(made).gpus)
         order(made, first)
         await published(made, lambda gpus: gpus[0].cordon == "released")
@@ -256,8 +235,8 @@ async def test_a_gpu_whose_memory_is_bad_stays_withdrawn_and_says_why(
         assert [one.reason for one in still.conditions] == ["SelfTestFailed"], "a test that cannot run clears nobody"
 
 
-async def test_where_the_bus_is_not_shown_no_gpu_is_released_and_an_event_says_so(running: Start) -> None:
-    async with running("--self-test", "false") as made:
+async def test_where_the_bus_is_not_shown_no_gpu_is_released_and_an_event_says_so(unharmed: Start) -> None:
+    async with unharmed("--self-test", "false") as made:
         await made.stop_plugin()
         (made.folder / "driver/sys").unlink()
         await made.start_plugin("--probe-s", "3600", "--self-test", "false")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,32 +17,16 @@ import pytest
 from nvml.client import NvmlClient
 from nvml.errors import NvmlAway
 from tests.built import REPOSITORY
-from tests.fake import FakeDriver, fake_driver
-from tests.integration.deviceplugin.harness import Node, node
+from tests.fake import fake_driver
+from tests.integration.deviceplugin.harness import Node
+from tests.integration.deviceplugin.plugin_kit import Start, running
 from vgpu.api.codec import inventory_from_json
 from vgpu.api.names import DEFAULT
 
-__all__ = ["fake_driver"]
+__all__ = ["fake_driver", "running"]
 
 GPU = DEFAULT.gpu
 TIMEOUT_S = 60.0
-Start = Callable[..., AbstractAsyncContextManager[Node]]
-
-
-@pytest.fixture
-def running(fake_driver: Callable[[str], FakeDriver]) -> Start:
-    @asynccontextmanager
-    async def start(*options: str) -> AsyncIterator[Node]:
-        folder = Path(tempfile.mkdtemp(prefix="nv-"))
-        try:
-            async with node(fake_driver("gpu t4 memory_mib=16384\ngpu t4 memory_mib=16384\n"), folder) as made:
-                await made.start_plugin(*options)
-                await made.ready()
-                yield made
-        finally:
-            shutil.rmtree(folder)
-
-    return start
 
 
 async def until(condition: Callable[[], Awaitable[object]]) -> None:

@@ -3,48 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 
 import grpc.aio
 import pytest
 
 from nvml.client import NvmlClient
 from nvml.messages import HealthReply
-from tests.fake import FakeDriver, fake_driver
-from tests.integration.deviceplugin.harness import Node, node
-from tests.integration.deviceplugin.plugin_kit import inventory, sharing
-from vgpu.api.codec import inventory_from_json
+from tests.fake import fake_driver
+from tests.integration.deviceplugin.harness import Node
+from tests.integration.deviceplugin.plugin_kit import Start, inventory, published, running, sharing, unprobed
 from vgpu.api.inventory import Gpu
 from vgpu.api.names import DEFAULT
 
-__all__ = ["fake_driver"]
+__all__ = ["fake_driver", "running", "unprobed"]
 
 GPU = DEFAULT.gpu
 OTHER = "GPU-0000abcd-0000-4000-8000-000000000001"
 WITHIN_S = 10.0
 """Specified: issue K."""
-Start = Callable[..., AbstractAsyncContextManager[Node]]
-
-
-@pytest.fixture
-def running(fake_driver: Callable[[str], FakeDriver]) -> Start:
-    @asynccontextmanager
-    async def start(*options: str) -> AsyncIterator[Node]:
-        folder = Path(tempfile.mkdtemp(prefix="plug-"))
-        try:
-            async with node(fake_driver("gpu t4 count=2 memory_mib=16384\n"), folder) as made:
-                await made.start_plugin("--probe-s", "3600", *options)
-                await made.ready()
-                yield made
-        finally:
-            shutil.rmtree(folder)
-
-    return start
 
 
 def uuids(made: Node) -> set[str]:
@@ -52,19 +29,8 @@ def uuids(made: Node) -> set[str]:
     return set(made.kubelet.healthy(GPU))
 
 
-async def published(made: Node, condition: Callable[[tuple[Gpu, ...]], bool]) -> tuple[Gpu, ...]:
-    """The GPUs of the annotation, once they are so."""
-    async with asyncio.timeout(60):
-        while True:
-            assert made.api.inventory
-            gpus = inventory_from_json(made.api.inventory).gpus
-            if condition(gpus):
-                return gpus
-            await made.api.news.wait()
-
-
-async def test_capacity_follows_gpus_that_are_taken_out_put_in_and_replaced(running: Start) -> None:
-    async with running() as made:
+async def test_capacity_follows_gpus_that_are_taken_out_put_in_and_replaced(unprobed: Start) -> None:
+    async with unprobed() as made:
         first, second = (gpu.uuid for gpu in await published(made, lambda gpus: len(gpus) == 2))
         assert len(uuids(made)) == 2
 
@@ -85,8 +51,8 @@ async def test_capacity_follows_gpus_that_are_taken_out_put_in_and_replaced(runn
         assert len(await follows(3, "plug", "t4", "memory_mib=8192", "bus=0000:91:00.0")) == 3
 
 
-async def test_health_is_in_the_inventory_the_events_and_the_metrics(running: Start) -> None:
-    async with running() as made:
+async def test_health_is_in_the_inventory_the_events_and_the_metrics(unprobed: Start) -> None:
+    async with unprobed() as made:
         first, second = (gpu.uuid for gpu in await published(made, lambda gpus: len(gpus) == 2))
 
         async def noted(reason: str, *words: str) -> None:
@@ -138,8 +104,8 @@ async def test_health_is_in_the_inventory_the_events_and_the_metrics(running: St
         await noted("GpuRemoved", second)
 
 
-async def test_a_pod_of_a_gpu_that_went_is_told_and_starts_no_container_and_others_go_on(running: Start) -> None:
-    async with running() as made:
+async def test_a_pod_of_a_gpu_that_went_is_told_and_starts_no_container_and_others_go_on(unprobed: Start) -> None:
+    async with unprobed() as made:
         pods = {name: sharing(name, inventory(made), gpu, 8, 30).plain() for gpu, name in enumerate(("stays", "loses"))}
         for name, pod in pods.items():
             made.api.put(pod)

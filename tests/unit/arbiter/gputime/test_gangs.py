@@ -84,6 +84,15 @@ def shared(node: GpuTimeNode, driver: Driver) -> tuple[Gang, Container, Containe
     return gang, other, urgent
 
 
+@pytest.fixture
+def background(node: GpuTimeNode, driver: Driver, shared: tuple[Gang, Container, Container]) -> Container:
+    """A best-effort container on A, which waits for the latency-critical one."""
+    made = node.container("background", "best-effort")
+    made.works()
+    wait_for(lambda: driver.off(made))
+    return made
+
+
 @pytest.mark.parametrize("node", [600.0], indirect=True, ids=["no slice ends"])
 def test_no_gpu_resumes_a_gang_before_its_other_gpu_is_free(
     node: GpuTimeNode, driver: Driver, shared: tuple[Gang, Container, Container]
@@ -101,12 +110,9 @@ def test_no_gpu_resumes_a_gang_before_its_other_gpu_is_free(
 
 
 def test_while_a_gpu_of_a_gang_hangs_its_other_gpu_serves_others(
-    node: GpuTimeNode, driver: Driver, shared: tuple[Gang, Container, Container]
+    node: GpuTimeNode, driver: Driver, shared: tuple[Gang, Container, Container], background: Container
 ) -> None:
     gang, other, urgent = shared
-    background = node.container("background", "best-effort")
-    background.works()
-    wait_for(lambda: driver.off(background))
     held = Held(driver, other)
     urgent.idles()
     assert held.hangs()
@@ -118,13 +124,10 @@ def test_while_a_gpu_of_a_gang_hangs_its_other_gpu_serves_others(
 
 
 def test_a_gang_that_runs_on_one_gpu_while_its_other_hangs_is_suspended_there(
-    node: GpuTimeNode, driver: Driver, shared: tuple[Gang, Container, Container]
+    node: GpuTimeNode, driver: Driver, shared: tuple[Gang, Container, Container], background: Container
 ) -> None:
     """Its resume does not return on B. Its kernel on A would spin for as long as B hangs."""
     gang, _, urgent = shared
-    background = node.container("background", "best-effort")
-    background.works()
-    wait_for(lambda: driver.off(background))
     go_on, hung = threading.Event(), threading.Event()
 
     def before(client: int, disable: bool) -> None:
@@ -159,12 +162,9 @@ def test_a_gang_that_lost_the_gpu_that_hangs_runs_on_the_other(
 
 
 def test_a_gang_that_dies_while_it_waits_for_a_gpu_leaves_both_to_others(
-    node: GpuTimeNode, driver: Driver, shared: tuple[Gang, Container, Container]
+    node: GpuTimeNode, driver: Driver, shared: tuple[Gang, Container, Container], background: Container
 ) -> None:
     gang, other, urgent = shared
-    background = node.container("background", "best-effort")
-    background.works()
-    wait_for(lambda: driver.off(background))
     held = Held(driver, other)
     urgent.idles()
     assert held.hangs()

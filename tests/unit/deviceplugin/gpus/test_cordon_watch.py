@@ -88,6 +88,13 @@ class Watched:
             await asyncio.sleep(0)
         return self.cordons()
 
+    async def cordon_and_uncordon(self, gpu: Gpu) -> None:
+        """It is tried from now on."""
+        self.order(gpu)
+        await self.step()
+        self.order()
+        await self.step()
+
 
 def on(name: str, gpu: Gpu) -> Pod:
     assigned = AssignedGpu(gpu.uuid, gpu.index, 8192)
@@ -165,10 +172,7 @@ async def test_a_gpu_that_fails_its_self_test_stays_withdrawn_with_the_reason(
     tmp_path: Path, outcome: TrialOutcome
 ) -> None:
     made = Watched(tmp_path)
-    made.order(ONE)
-    await made.step()
-    made.order()
-    await made.step()
+    await made.cordon_and_uncordon(ONE)
     made.verdicts.put_nowait(TrialVerdict(outcome, "memory does not keep what is copied to it: first at byte 4"))
     await made.step()
     gpu = made.offer.inventory().gpus[0]
@@ -186,10 +190,7 @@ async def test_a_gpu_that_fails_its_self_test_stays_withdrawn_with_the_reason(
     assert await made.step() == ["", ""], "it is not tried again and again"
     assert made.tried == [ONE.uuid]
     for verdict, offered in ((TrialVerdict(TrialOutcome.CANNOT_RUN), False), (WORKS, True)):
-        made.order(ONE)
-        await made.step()
-        made.order()
-        await made.step()
+        await made.cordon_and_uncordon(ONE)
         made.verdicts.put_nowait(verdict)
         await made.step()
         assert made.offer.inventory().gpus[0].offered == offered, "a cordon and an uncordon try it again"
@@ -200,10 +201,7 @@ async def test_a_test_that_says_nothing_about_the_gpu_does_not_withdraw_it(
     tmp_path: Path, outcome: TrialOutcome
 ) -> None:
     made = Watched(tmp_path)
-    made.order(ONE)
-    await made.step()
-    made.order()
-    await made.step()
+    await made.cordon_and_uncordon(ONE)
     made.verdicts.put_nowait(TrialVerdict(outcome, "no context fits"))
     await made.step()
     assert made.offer.inventory().gpus[0].offered
@@ -237,10 +235,7 @@ async def test_a_gpu_in_mig_mode_is_offered_without_a_self_test_unless_it_failed
 
 async def test_a_cordon_during_the_self_test_keeps_the_gpu_withdrawn(tmp_path: Path) -> None:
     made = Watched(tmp_path)
-    made.order(ONE)
-    await made.step()
-    made.order()
-    await made.step()
+    await made.cordon_and_uncordon(ONE)
     made.order(ONE)
     made.verdicts.put_nowait(WORKS)
     assert (await made.step())[0] != ""
