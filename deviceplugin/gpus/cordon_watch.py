@@ -159,11 +159,11 @@ class CordonWatch:
 
     def _write_withheld(self, inventory: Inventory, cordoned: frozenset[str]) -> None:
         """What was left out stays so while a cordoned GPU is not in the inventory: NVML describes no GPU that it never opened. Raises OSError."""
-        let_go = {gpu.pci for gpu in inventory.gpus if gpu.uuid in self.withheld and gpu.pci}
+        left_out = {gpu.pci for gpu in inventory.gpus if gpu.uuid in self.withheld and gpu.pci}
         if cordoned - {gpu.uuid for gpu in inventory.gpus}:
-            let_go |= read_withheld(self._path) - addresses(gpu.pci for gpu in inventory.gpus)
-        if write_withheld(self._path, let_go):
-            log.info("GPUs that NVML leaves out", pci=sorted(let_go))
+            left_out |= read_withheld(self._path) - addresses(gpu.pci for gpu in inventory.gpus)
+        if write_withheld(self._path, left_out):
+            log.info("GPUs that NVML leaves out", pci=sorted(left_out))
 
     def _plan(self, inventory: Inventory, opened: Opened) -> CordonPlan:
         try:

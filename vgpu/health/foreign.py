@@ -63,7 +63,7 @@ def gpus_named(device: ForeignDevice, inventory: Inventory) -> Iterator[str]:
         yield from (gpu.uuid for gpu in inventory.gpus)
 
 
-def claims(devices: Iterable[ForeignDevice], inventory: Inventory) -> dict[str, frozenset[str]]:
+def offered_by_others(devices: Iterable[ForeignDevice], inventory: Inventory) -> dict[str, frozenset[str]]:
     """UUID of a GPU -> who else offers it or has given it away, as `ForeignDevice.by`."""
     found: dict[str, set[str]] = {}
     for device in devices:

@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Final
 
 from vgpu.api.inventory import WITHDRAWN, Gpu, GpuCondition, Inventory, Withdrawal
-from vgpu.health.foreign import ForeignDevice, claims
+from vgpu.health.foreign import ForeignDevice, offered_by_others
 from vgpu.health.selection import Selection
 
 LAST_ANSWER_S: Final = 300.0
@@ -112,7 +112,7 @@ class Owners:
     def _follow_clashes(self, inventory: Inventory) -> None:
         found: dict[str, tuple[frozenset[str], float]] = {}
         for answer in self._answers.values():
-            for uuid, by in claims(answer.devices, inventory).items():
+            for uuid, by in offered_by_others(answer.devices, inventory).items():
                 before, seen_s = found.get(uuid, (frozenset(), answer.at_s))
                 found[uuid] = before | by, max(seen_s, answer.at_s)
         known_s = min((answer.at_s for answer in self._answers.values()), default=0.0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
-from vgpu.health.foreign import DRA_DRIVER, ForeignDevice, claims, may_be_gpu
+from vgpu.health.foreign import DRA_DRIVER, ForeignDevice, may_be_gpu, offered_by_others
 from vgpu.health.owners import LAST_ANSWER_S, RETURN_S, Owners, Source
 from vgpu.health.selection import selection_from_list
 
@@ -28,7 +28,7 @@ EVERY = {0, 1, 2}
 
 def named(resource: str, device_id: str) -> set[int]:
     device = ForeignDevice(resource, device_id)
-    found = claims([device], NODE)
+    found = offered_by_others([device], NODE)
     assert bool(found) <= may_be_gpu(device), "a device that names a GPU must pass the filter"
     return {gpu.index for gpu in NODE.gpus if gpu.uuid in found}
 
@@ -67,7 +67,7 @@ def test_every_form_of_id_names_its_gpu(resource: str, device_id: str, indexes: 
 
 
 def test_a_device_of_the_dra_driver_without_a_uuid_may_be_any_gpu() -> None:
-    assert set(claims([ForeignDevice(DRA_DRIVER, "gpu-zero")], NODE)) == set(UUIDS[:3])
+    assert set(offered_by_others([ForeignDevice(DRA_DRIVER, "gpu-zero")], NODE)) == set(UUIDS[:3])
 
 
 def owners(*selectors: str) -> Owners:
