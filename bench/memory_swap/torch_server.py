@@ -102,15 +102,23 @@ class Model:
             query, key = self._turned(query, at), self._turned(key, at)
             self._keys[number][slots[:, None], :, at] = key.transpose(1, 2)
             self._values[number][slots[:, None], :, at] = value.transpose(1, 2)
-            if seen is not None:
-                key, value = self._keys[number][slots], self._values[number][slots]
-            mixed = functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=seen, is_causal=seen is None, enable_gqa=True
-            )
+            if seen is None:
+                mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            else:
+                mixed = self._looked_up(query, self._keys[number][slots], self._values[number][slots], seen)
             x = x + functional.linear(mixed.transpose(1, 2).reshape(count, length, shape.width), out)
             gate, wide = functional.linear(self._normed(x), up).chunk(2, dim=-1)
             x = x + functional.linear(functional.silu(gate) * wide, down)
         return functional.linear(self._normed(x[:, -1]), self._out).argmax(-1)
+
+    def _looked_up(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor
+    ) -> torch.Tensor:
+        """One query for each head, (requests, heads, 1, head), on keys and values of its group. PyTorch's own function with a mask copies
+        them for every head: 41 ms a step of 48 requests, where all else takes less than 10 (H200)."""
+        heads = query.view(len(query), self.shape.groups, -1, self.shape.head)
+        scores = (heads @ key.transpose(-1, -2)).float() * self.shape.head**-0.5
+        return (scores.masked_fill(~seen, -torch.inf).softmax(-1).to(value.dtype) @ value).view_as(query)
 
     @torch.inference_mode()
     def read(self, words: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
