@@ -41,8 +41,9 @@ PARTS: dict[str, Callable[[Session], None]] = {
     "idle": no_pressure.run,
     "beside": beside.run,
 }
-POOL_GB = {"jobs": 88, "uvm": 1, "idle": 20, "beside": 20}
-"""For two jobs of 80 GB, half of them guaranteed; none is used without pressure. Every other part: two of 16 GB."""
+POOL_GB = {"jobs": 88, "uvm": 1, "idle": 20, "beside": 48}
+"""For two jobs of 80 GB, half of them guaranteed. Without pressure none is used, but excess is leased only while the pool has room for it. Every other
+part: two of 16 GB."""
 USUAL_POOL_GB = 36
 FAKE_POOL_MIB = 1024
 

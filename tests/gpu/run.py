@@ -1,6 +1,6 @@
 """All that only a GPU can show, in one command, within a time budget; the CSVs are written even when something fails.
 
-    python3 tests/gpu/run.py --out results [--only paths,charge,guard,view,idle,mps,frameworks,leftovers,answers,peers,bench] [--budget 600] [--fake] [--burst]
+    python3 tests/gpu/run.py --out results [--only paths,charge,guard,view,estate,idle,mps,frameworks,leftovers,answers,peers,bench] [--budget 600] [--fake] [--burst]
 
 With --burst memory is elastic (parts `paths` and `frameworks` unless others are named): rows that may answer otherwise are in
 burst_differences.py. Parts beyond the budget are rows `not run`. Exit status 1 when a row is `no`. TANGRAM_LIBRARY names a
@@ -23,6 +23,7 @@ from tests.gpu import (
     burst_differences,
     charge,
     driver_answers,
+    estate,
     frameworks,
     guard,
     idle,
@@ -37,7 +38,7 @@ from tests.gpu.kit.machine import Machine, Watcher, machine, real_driver
 from tests.gpu.kit.results import Results
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("paths", "charge", "guard", "view", "idle", "mps", "frameworks", "leftovers", "answers", "peers", "bench")
+PARTS = ("paths", "charge", "guard", "view", "estate", "idle", "mps", "frameworks", "leftovers", "answers", "peers", "bench")
 """In this order; a part gets what is left of the budget."""
 BENCH_S = 400
 """Kept for the benchmark while the parts before it run, when it is requested."""
@@ -60,6 +61,7 @@ def _run(part: str, here: Machine, watch: Watcher, results: Results, until: Call
         "charge": lambda name: charge.run_case(here, watch, results, name),
         "guard": lambda name: guard.run_case(here, watch, results, name),
         "view": lambda name: view.run_case(here, results, name),
+        "estate": lambda name: estate.run_case(here, results, name),
         "idle": lambda name: idle.run_case(here, results, name),
         "mps": lambda name: mps.run_case(here, results, name),
         "leftovers": lambda name: leftovers.run_case(here, watch, results, name),
@@ -71,6 +73,7 @@ def _run(part: str, here: Machine, watch: Watcher, results: Results, until: Call
         "charge": list(charge.CASES),
         "guard": list(guard.CASES),
         "view": list(view.CASES),
+        "estate": list(estate.CASES),
         "idle": list(idle.CASES),
         "mps": list(mps.CASES),
         "leftovers": list(leftovers.CASES),

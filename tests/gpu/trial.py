@@ -31,7 +31,7 @@ LIMIT_S = 60.0
 def build(folder: Path) -> Path:
     """As shim/Makefile does."""
     program = folder / "tangram-trial"
-    flags = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-pthread", "-rdynamic"]
+    flags = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-pthread", "-rdynamic", f"-I{SHIM}/src", f"-I{SHIM}/include"]
     subprocess.run(["gcc", *flags, "-o", str(program), *map(str, SOURCES), "-ldl"], check=True)
     return program
 
