@@ -26,12 +26,12 @@ from tests.gpu.kit.machine import Lines
 MODEL_BYTES = 16_000_000_000
 STEPS, FAKE_STEPS = 100, 3
 """Of a round."""
-ROUNDS = 4
-TRAIN_S, SERVE_S, RATE = 3.0, 3.0, 20.0
+ROUNDS = 9
+TRAIN_S, SERVE_S, RATE = 1.5, 1.5, 20.0
 NEEDS_S = 110.0
 """One measurement. Guessed: three starts of PyTorch, and ROUNDS windows of each way."""
 TOKENS = 8
-UNDER_WAY_S = 1.0
+UNDER_WAY_S = 0.5
 MODELS = HERE.parents[1] / "bench/gpu_time/torch_models.py"
 MODEL_MIB = 16384
 """Guarantee, or limit, of a container with one of those models: far more than it needs."""
