@@ -74,7 +74,8 @@ def _links_up(handle: Any) -> int | None:
 
 
 def _headroom_c(handle: Any, temperature_c: int | None) -> int | None:
-    """Degrees left. From the margin that GPUs since Ada report (T.Limit; NVIDIA names it for them), else from the slowdown temperature. Neither was measured."""
+    """Degrees left. From the margin that GPUs since Ada report (T.Limit; as `nvidia-smi -q` on an H200, tests/gpu/results/estate.csv), else from the slowdown temperature, which was
+    compared with no GPU."""
     margin_of = getattr(nv, "nvmlDeviceGetMarginTemperature", None)
     margin_c = _optional(lambda: int(margin_of(handle))) if margin_of is not None else None
     at_c = _signed_field(handle, "NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT") if margin_c is not None else None

@@ -1,7 +1,7 @@
 """What the node's NVML child says of the first GPU, beside what the driver's own nvidia-smi says at the same moment. Prints one JSON object.
 
-    python3 estate.py DRIVER_ROOT NVIDIA_SMI UUID
-    python3 estate.py fault        # a program of its own: its kernel writes to an illegal address, so the driver raises an XID. Prints CUDA's error
+python3 estate.py DRIVER_ROOT NVIDIA_SMI UUID SECONDS     # SECONDS: how long an XID is waited for
+python3 estate.py fault        # a program of its own: its kernel writes to an illegal address, so the driver raises an XID. Prints CUDA's error
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ ILLEGAL = b"""//fake illegal us=1000 error=700
 }
 """
 ROUNDS = 300
-XID_S = 10.0
 
 
 def output(*words: str) -> str:
@@ -69,7 +68,7 @@ def asked(smi: str, uuid: str) -> dict[str, str]:
     for field in QUERIES:
         text = output(smi, f"--query-gpu=gpu_uuid,{field}", "--format=csv,noheader,nounits")
         rows = [line.split(", ", 1) for line in text.splitlines() if line.startswith(uuid)]
-        found[field] = rows[0][1].strip() if rows else f"error: {text.strip()[:80]}"
+        found[field] = rows[0][1].strip() if rows else f"error: {' '.join(text.removeprefix('error: ').split())[:80]}"
     return found
 
 
@@ -110,12 +109,12 @@ def fault() -> int:
     return cuda.call("cuCtxSynchronize")
 
 
-def xid(nvml: Nvml, uuid: str) -> dict[str, Any]:
+def xid(nvml: Nvml, uuid: str, wait_s: float) -> dict[str, Any]:
     """The XIDs of a program whose kernel writes to an illegal address, how long after its end the first was seen, and whether the GPU answers afterwards."""
     first = nvml.xids((uuid,))
     done = subprocess.run([sys.executable, __file__, "fault"], capture_output=True, text=True, check=False, timeout=60)
     ended_s, pause, seen = time.monotonic(), threading.Event(), []
-    while not seen and time.monotonic() < ended_s + XID_S:
+    while not seen and time.monotonic() < ended_s + wait_s:
         seen += [one.xid for one in nvml.xids((uuid,)).xids]
         pause.wait(0.02)
     return {
@@ -127,7 +126,7 @@ def xid(nvml: Nvml, uuid: str) -> dict[str, Any]:
     }
 
 
-def main(driver_root: Path, smi: str, uuid: str) -> None:
+def main(driver_root: Path, smi: str, uuid: str, wait_s: float) -> None:
     """See the module."""
     names = Names()
     with supervised(driver_root) as nvml:
@@ -138,7 +137,8 @@ def main(driver_root: Path, smi: str, uuid: str) -> None:
         seen = nvml.health(uuid)
         by_smi = asked(smi, uuid)
         later = nvml.health(uuid)
-        assert seen.reading is not None and later.reading is not None
+        assert seen.reading is not None
+        assert later.reading is not None
         try:
             mig: Any = asdict_of(nvml.mig(uuid))
         except NvmlError as error:
@@ -157,18 +157,24 @@ def main(driver_root: Path, smi: str, uuid: str) -> None:
             "smi_cuda": output(smi),
             "mig": mig,
             "health_ms": [took[ROUNDS // 2], took[ROUNDS * 99 // 100], took[-1]],
-            "xid": xid(nvml, uuid),
+            "xid": xid(nvml, uuid, wait_s),
         }  # fmt: skip
     found["profiles"] = profiles_with_mode_off(driver_root, uuid)
     print(json.dumps(found))
 
 
 def asdict_of(reply: Any) -> dict[str, Any]:
-    return {"capable": reply.capable, "mig": reply.mig, "pending": reply.pending, "device_id": reply.device_id, "model": reply.model}
+    return {
+        "capable": reply.capable,
+        "mig": reply.mig,
+        "pending": reply.pending,
+        "device_id": reply.device_id,
+        "model": reply.model,
+    }
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["fault"]:
         print(fault())
     else:
-        main(Path(sys.argv[1]), *sys.argv[2:4])
+        main(Path(sys.argv[1]), *sys.argv[2:4], float(sys.argv[4]))

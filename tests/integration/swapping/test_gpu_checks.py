@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.built import shim_build
-from tests.gpu import burst_differences, driver_answers, leftovers, paths, peers
+from tests.gpu import burst_differences, driver_answers, estate, leftovers, paths, peers
 from tests.gpu.kit.machine import Machine, Watcher, machine
 from tests.gpu.kit.results import Known, Results
 
@@ -92,3 +92,12 @@ def test_memory_of_two_gpus_answers_as_the_drivers_also_after_a_swap(monkeypatch
     assert peers.run(_fake(monkeypatch), results, lambda: False) == 0
     assert {row.ok for row in results.rows} == {"yes", "fact"}
     assert len([row for row in results.rows if row.case == "after a swap" and row.ok == "yes"]) > 16
+
+
+@pytest.mark.parametrize("name", [name for name in estate.CASES if name != "an XID of a program"])
+def test_the_node_says_of_a_gpu_what_nvidia_smi_says(here: Machine, name: str) -> None:
+    """The fake driver's nvidia-smi has no sensors, and it raises no XID for a program's mistake."""
+    results = Results()
+    estate.run_case(here, results, name)
+    assert results.failed() == []
+    assert len(results.rows) > 1
