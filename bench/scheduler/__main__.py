@@ -12,6 +12,7 @@ import argparse
 import csv
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,13 +21,14 @@ from itertools import product
 from pathlib import Path
 
 from bench.scheduler import cold, openb, place
-from hack.cluster.build import build
+from hack.cluster.build import SHARED_FLAGS, build
 from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
 from hack.cluster.programs import ETCD, HELM, KUBERNETES, kubernetes_version
+from hack.cluster.toolchain import find_go
 
 HERE = Path(__file__).parent
-MODES = ("alone", "extender", "ahead")
+MODES = ("alone", "extender", "ahead", "floor")
 
 
 def throughput(programs: dict[str, Path], folder: Path, nodes: Sequence[int], pods: int, repeats: int) -> None:
@@ -97,6 +99,9 @@ def main() -> int:
     parser.add_argument("--only", choices=["throughput", "cold", "openb"])
     arguments = parser.parse_args()
     programs = build(cache_folder(), [KUBERNETES, ETCD, HELM], Steps())
+    programs["floor"] = cache_folder() / "bench" / "floor"
+    command = [find_go(cache_folder()), "build", *SHARED_FLAGS, "-o", programs["floor"], "."]
+    subprocess.run(command, cwd=HERE / "floor", check=True)
     with tempfile.TemporaryDirectory() as name:
         if arguments.only in (None, "throughput"):
             throughput(programs, Path(name), arguments.nodes, arguments.pods, arguments.repeats)

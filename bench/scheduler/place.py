@@ -4,7 +4,8 @@ etcd (without fsync), kube-apiserver, kube-scheduler as the chart configures it 
 of this machine; nodes with 8 GPUs are objects. All pods are there before kube-scheduler starts, so that nothing but scheduling is
 measured: the time is that between its first tenth and its last, by its own metrics, asked four times a second. `alone` is the same
 configuration without the extender: pods are placed by the node's totals and no GPU is chosen. `ahead` is with the extender, which
-nominates waiting pods early where it finds that faster (`vgpu.scheduling.nominate_pacing`). All may call the API server as often as they like, where kube-scheduler's default of 50
+nominates waiting pods early where it finds that faster (`vgpu.scheduling.nominate_pacing`). `floor` is with the least that an extender can do: floor/, in Go, reads a filter call
+without a look at it, answers with one node, and binds nothing. No extender can be faster without nominating. All may call the API server as often as they like, where kube-scheduler's default of 50
 calls a second would be all that is seen. Processor time is that of the two programs, a pod.
 """
 
@@ -15,18 +16,21 @@ import os
 import re
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from bench.process import cpu_s
 from bench.scheduler.stage import staged
-from tests.apiserver import ApiServer, running
+from tests.apiserver import ApiServer, Program, running
 from tests.builders import node, pod
 from tests.integration.extender.scheduling import ApiCalls, SchedulerPair, Stack, node_object, pod_object
+from tests.ports import free_port
 
 GPUS: Final = 8
 SIZES_MIB: Final = (4_096, 8_192, 10_240, 16_384, 24_576, 40_960)
+NOT_OF_THE_FLOOR: Final = ("bindVerb", "preemptVerb", "prioritizeVerb")
 REQUESTED_EACH_S: Final = 0.25
 WRITES: Final = ("POST", "PUT", "PATCH", "DELETE")
 SCHEDULED: Final = re.compile(r'scheduler_schedule_attempts_total\{.*result="scheduled"\} (\d+)')
@@ -65,23 +69,42 @@ def measure(programs: dict[str, Path], folder: Path, mode: str, nodes: int, pods
 async def _measure(programs: dict[str, Path], server: ApiServer, folder: Path, mode: str, nodes: int, pods: int) -> Run:
     built = (node(f"node-{at:05}").with_gpus(GPUS) for at in range(nodes))
     asking = (pod(f"p{at:05}").asking(mib=SIZES_MIB[at % len(SIZES_MIB)], core=10 * (at % 4)) for at in range(pods))
-    async with staged(programs, server, folder, map(node_object, built), map(pod_object, asking)) as stack:
-        load, before = os.getloadavg()[0], await _writes(stack.api)
-        pair = await stack.pair(alone=mode == "alone", ahead="auto" if mode == "ahead" else "never")
-        its = {
-            "scheduler": [pair.pid()],
-            "extender": [pair.extender.pid] if pair.extender else [],
-            "api": server.pids(),
-        }
-        started = {name: sum(map(cpu_s, pids)) for name, pids in its.items()}
-        points = await _watch(stack, pair, pods)
-        spent = {name: (sum(map(cpu_s, pids)) - started[name]) * 1000 / pods for name, pids in its.items()}
-        writes = await _writes(stack.api) - before
+    with ExitStack() as ends:
+        async with staged(programs, server, folder, map(node_object, built), map(pod_object, asking)) as stack:
+            load, before = os.getloadavg()[0], await _writes(stack.api)
+            if mode == "floor":
+                pair, extender = _with_floor(stack, programs["floor"], folder, nodes, ends)
+            else:
+                pair = await stack.pair(alone=mode == "alone", ahead="auto" if mode == "ahead" else "never")
+                extender = [pair.extender.pid] if pair.extender else []
+            its = {"scheduler": [pair.pid()], "extender": extender, "api": server.pids()}
+            started = {name: sum(map(cpu_s, pids)) for name, pids in its.items()}
+            points = await _watch(stack, pair, pods)
+            spent = {name: (sum(map(cpu_s, pids)) - started[name]) * 1000 / pods for name, pids in its.items()}
+            writes = await _writes(stack.api) - before
     return Run(
         mode, nodes, pods, round(rate(points, pods), 1), *(round(ms, 2) for ms in spent.values()),
         " ".join(f"{what}={count / pods:.2f}" for what, count in writes.most_common() if count >= pods // 20),
         round(load, 1),
     )  # fmt: skip
+
+
+def _with_floor(
+    stack: Stack, executable: Path, folder: Path, nodes: int, ends: ExitStack
+) -> tuple[SchedulerPair, list[int]]:
+    """kube-scheduler with the program of floor/, and that one's process."""
+    port, secure_port = free_port(), free_port()
+    command = ["floor", f"--address=127.0.0.1:{port}", f"--nodes={nodes}"]
+    floor = ends.enter_context(Program(command, folder / "floor.log", executable))
+    assert floor.process is not None
+    configuration, _ = stack.configured({})
+    (extender,) = configuration["extenders"]
+    extender["urlPrefix"] = f"http://127.0.0.1:{port}"
+    for verb in NOT_OF_THE_FLOOR:
+        extender.pop(verb, None)
+    pair = SchedulerPair(stack.scheduler(configuration, secure_port), None, secure_port)
+    stack.pairs.append(pair)
+    return pair, [floor.process.pid]
 
 
 async def _watch(stack: Stack, pair: SchedulerPair, pods: int) -> list[Point]:

@@ -1,0 +1,3 @@
+module tangram/bench/scheduler/floor
+
+go 1.24
