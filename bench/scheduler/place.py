@@ -98,7 +98,8 @@ def _with_floor(
     floor = ends.enter_context(Program(command, folder / "floor.log", executable))
     assert floor.process is not None
     configuration, _ = stack.configured({})
-    (extender,) = configuration["extenders"]
+    extender = configuration["extenders"][0]
+    configuration["extenders"] = [extender]
     extender["urlPrefix"] = f"http://127.0.0.1:{port}"
     for verb in NOT_OF_THE_FLOOR:
         extender.pop(verb, None)
