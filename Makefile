@@ -7,8 +7,10 @@ RUN := uv run --frozen --no-sync
 PYTEST := TANGRAM_SHIM_BUILD=$(CURDIR)/build/shim $(RUN) pytest
 # what a run of everything takes longest for
 SLOWEST := --durations=25 --durations-min=3
-# on all processors: tests of one file share fixtures that take seconds, so files are dealt out; what measures shares of time runs alone
-ON_ALL = $(PYTEST) $(SLOWEST) -n auto --dist loadfile --ignore=tests/integration/gputime
+# on all processors, and half as many files again, since with one each half of the time went by waiting: tests of one file share fixtures that
+# take seconds, so files are dealt out; what measures shares of time runs alone
+WORKERS := $(shell expr $$(nproc) + $$(nproc) / 2)
+ON_ALL = $(PYTEST) $(SLOWEST) -n $(WORKERS) --dist loadfile --ignore=tests/integration/gputime
 GPU_TIME = $(PYTEST) $(SLOWEST) tests/integration/gputime
 # what runs beside others gets the time that they leave, so that it changes nothing that they measure
 IDLE := $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
@@ -45,7 +47,7 @@ test: .venv/.synced ## everything that needs no GPU: lint, C, unit, contract, in
 	@$(SIDE_BY_SIDE) '$(MAKE) --no-print-directory lint' '$(MAKE) --no-print-directory sanitized' '$(IDLE) $(MAKE) --no-print-directory prepare PROVIDER=$(PROVIDER)'
 	@status=0; $(ON_ALL) --ignore=tests/unit/vgpu tests/unit tests/contract tests/integration || status=$$?; \
 	$(GPU_TIME) || status=$$?; \
-	$(SIDE_BY_SIDE) '$(IDLE) env $(ON_ALL) --timeout 600 tests/unit/vgpu' '$(CLUSTER_UP) && $(AS_ROOT) $(RUN) pytest $(SLOWEST) -p no:cacheprovider tests/e2e' || status=$$?; \
+	$(SIDE_BY_SIDE) '$(IDLE) env $(ON_ALL) -n auto --timeout 600 tests/unit/vgpu' '$(CLUSTER_UP) && $(AS_ROOT) $(RUN) pytest $(SLOWEST) -p no:cacheprovider tests/e2e' || status=$$?; \
 	$(RUN) python -m hack.cluster down --quiet; exit $$status
 
 lint: .venv/.synced ## style, types, layer contracts, generated files
