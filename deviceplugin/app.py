@@ -153,6 +153,7 @@ class DevicePlugin:
         self.mount_check = MountCheck(self.pods, self.grants, processes, self.reports.misplaced)
         self.host_pool = HostPoolWatch(
             settings.host_pool_status, self.grants.boot, settings.host_pool_request, self._fetch_node, self.reports.host_pool_missing, self.metrics.host_pool,
+            settings.host_pool_report_s,
         )  # fmt: skip
         annotation = BurstAnnotation(settings, self.offer, self.pods, self.bursts, self.host_pool)
         self.numa = NumaWatch(settings, self.offer, self.pods, self.records)
@@ -169,7 +170,7 @@ class DevicePlugin:
         )
         self.slices = SliceWatch(client, settings.node_name)
         self.owner_watch = OwnerWatch(
-            Owners(settings.selection), self.offer, self.records, self.slices, self.pods, labels=self.publisher.labels_seen,
+            Owners(settings.selection, settings.clash_return_s), self.offer, self.records, self.slices, self.pods, labels=self.publisher.labels_seen,
             try_out=self.trier.try_out, until_idle=self.calls.until_idle,
         )  # fmt: skip
         self.metrics.owner_sources = lambda: self.owner_watch.failing

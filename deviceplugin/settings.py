@@ -8,10 +8,11 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from observe.options import ProgramSettings, config
-from vgpu.api.host_pool import SHARED_GPUS, STATUS
+from vgpu.api.host_pool import REPORT_AFTER_S, SHARED_GPUS, STALE_S, STATUS
 from vgpu.api.names import DEFAULT, DEFAULT_OVER_LIMIT_ACTION, Names, OverLimitAction
 from vgpu.api.overcommit import LEAST, MOST
 from vgpu.api.quantity import MEMORY_UNITS_MIB
+from vgpu.health.owners import RETURN_S
 from vgpu.health.pod_policy import PodPolicy, policy_from_text
 from vgpu.health.selection import ALLOWED, EVERY, Selection, selection_from_list
 from vgpu.health.taints import Effect
@@ -84,6 +85,12 @@ class DevicePluginSettings(ProgramSettings):
         {},
         description='what the host pool\'s pod requests of the node, e.g. {"memory": "65Gi"}: an Event says so if the node never has it',
     )
+    host_pool_report_s: float = Field(
+        REPORT_AFTER_S,
+        gt=STALE_S,
+        le=86_400,
+        description="seconds that the host pool may be missing before an Event on the node says why; its program counts as gone when it was silent for 30 of them",
+    )
     copier_context_mib: int = Field(
         520,
         ge=0,
@@ -119,6 +126,13 @@ class DevicePluginSettings(ProgramSettings):
     gpus: list[str] = Field(
         [EVERY],
         description=f"which of the node's GPUs are Tangram's: a list of selectors, each of terms {ALLOWED}; another plugin may have the rest",
+    )
+
+    clash_return_s: float = Field(
+        RETURN_S,
+        ge=0,
+        le=86_400,
+        description="seconds after which a GPU is offered again that another device plugin, or a DRA driver, no longer offers; one that restarts seems to be gone for some",
     )
 
     unhealthy_gpu_pods: str = Field(

@@ -18,7 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Final
 
-FIRST: Final = 12_000
+FIRST: Final = 12_400
+"""Past the ports of the local cluster's etcd, beside which unit tests run."""
 END: Final = 30_000
 """Where the ports of Kubernetes' services begin."""
 _RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")

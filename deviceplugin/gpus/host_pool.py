@@ -20,7 +20,16 @@ from deviceplugin.pods.node_pods import NodePods
 from kube.errors import ApiError
 from kube.objects import Node
 from vgpu.api.errors import BadDocument, BadRequest
-from vgpu.api.host_pool import NO_STATUS, SILENT, PoolStatus, SharedGpus, from_text, missing_on_node, to_text
+from vgpu.api.host_pool import (
+    NO_STATUS,
+    REPORT_AFTER_S,
+    SILENT,
+    PoolStatus,
+    SharedGpus,
+    from_text,
+    missing_on_node,
+    to_text,
+)
 from vgpu.api.quantity import parse
 
 NO_HOST_POOL: Final = "NoHostPool"
@@ -28,8 +37,6 @@ NO_HOST_POOL: Final = "NoHostPool"
 WRITE_S: Final = 1.0
 """Between checks of what the file says: an operator who releases NVML waits so long for the copiers. Guessed."""
 WATCH_S: Final = 5.0
-REPORT_AFTER_S: Final = 120.0
-"""A pool may be missing so long before an Event says so. Measured: a pool of 64 GiB is ready after at most 31 s. Twice that, and the start of the pod."""
 REPORT_AGAIN_S: Final = 3600.0
 """Between two Events while the pool stays missing: the API server keeps Events for an hour by default."""
 
@@ -78,7 +85,8 @@ class SharedGpusFile:
 class HostPoolWatch:
     """Reads the status of the host pool, and reports it as a metric and, after a while, as an Event.
 
-    `request`: what the pool's pod requests of the node, by resource. `report` is called with a sentence.
+    `request`: what the pool's pod requests of the node, by resource. `report` is called with a sentence, once the pool was missing
+    for `report_after_s`.
     """
 
     def __init__(
@@ -89,11 +97,13 @@ class HostPoolWatch:
         fetch_node: Callable[[], Awaitable[Node]],
         report: Callable[[str], None],
         ready: Gauge,
+        report_after_s: float = REPORT_AFTER_S,
         *,
         clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
         self._status, self._boot_id, self._request = status, boot_id, request
         self._fetch_node, self._report, self._ready, self._clock = fetch_node, report, ready, clock
+        self._report_after_s = report_after_s
         self.changed: Callable[[], None] = lambda: None
         """Called when the pool is ready, or no more."""
         self.missing = NO_STATUS
@@ -121,7 +131,7 @@ class HostPoolWatch:
         if self._missing_since_s is None:
             self._missing_since_s = now_s
         due = self._reported_s is None or now_s - self._reported_s >= REPORT_AGAIN_S
-        if due and now_s - self._missing_since_s >= REPORT_AFTER_S:
+        if due and now_s - self._missing_since_s >= self._report_after_s:
             self._reported_s = now_s
             if why in (NO_STATUS, SILENT):
                 why = await self._too_large() or f"{why}; if it is Pending, `kubectl describe` of it names the reason"

@@ -24,6 +24,8 @@ HEARTBEAT_S: Final = 10.0
 """Between two writes of the status when nothing changed. Guessed."""
 STALE_S: Final = 30.0
 """Three heartbeats."""
+REPORT_AFTER_S: Final = 120.0
+"""A pool may be missing so long before an Event says so, by default. Measured: a pool of 64 GiB is ready after at most 31 s. Twice that, and the start of the pod."""
 MIB: Final = 2**20
 
 NO_STATUS: Final = "its pod has not started on this node in this boot"

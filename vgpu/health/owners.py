@@ -8,7 +8,7 @@ Two plugins that give away one GPU would put containers without a limit beside c
 every source has answered that it is nobody else's. Later a source may be silent for a while (a kubelet or an API server restarts): then its last answer
 counts, and no longer than `LAST_ANSWER_S`.
 
-Another plugin that restarts seems to be gone for some seconds. So a GPU comes back only after `RETURN_S` without a clash.
+Another plugin that restarts seems to be gone for some seconds. So a GPU comes back only after a time without a clash.
 
 Times are seconds of a clock that never jumps, except `since_s` of a condition: seconds since 1970.
 """
@@ -27,7 +27,7 @@ from vgpu.health.selection import Selection
 LAST_ANSWER_S: Final = 300.0
 """Guessed: longer than a kubelet or an API server takes to restart."""
 RETURN_S: Final = 60.0
-"""Guessed: longer than the pod of another plugin takes to be replaced."""
+"""By default. Guessed: longer than the pod of another plugin takes to be replaced."""
 MESSAGE_LIMIT: Final = 200
 
 
@@ -49,10 +49,10 @@ class Answer:
 
 
 class Owners:
-    """Of one node's GPUs."""
+    """Of one node's GPUs. `return_s`: without a clash, until a GPU is offered again."""
 
-    def __init__(self, selection: Selection) -> None:
-        self.selection = selection
+    def __init__(self, selection: Selection, return_s: float = RETURN_S) -> None:
+        self.selection, self._return_s = selection, return_s
         self.failing: dict[Source, str] = {}
         """Why a source does not answer now."""
         self._answers: dict[Source, Answer] = {}
@@ -118,6 +118,6 @@ class Owners:
         known_s = min((answer.at_s for answer in self._answers.values()), default=0.0)
         there = {gpu.uuid for gpu in inventory.gpus}
         for uuid, (by, seen_s) in self._clashes.items():
-            if uuid in there and uuid not in found and known_s - seen_s < RETURN_S:
+            if uuid in there and uuid not in found and known_s - seen_s < self._return_s:
                 found[uuid] = by, seen_s
         self._clashes = found

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from prometheus_client import Gauge
 
-from deviceplugin.gpus.host_pool import REPORT_AFTER_S, REPORT_AGAIN_S, HostPoolWatch, SharedGpusFile
+from deviceplugin.gpus.host_pool import REPORT_AGAIN_S, HostPoolWatch, SharedGpusFile
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.pods.node_pods import NodePods
 from kube.errors import ApiError
@@ -17,7 +17,7 @@ from kube.objects import Node, NodeStatus, Pod
 from tests.builders import pod
 from tests.unit.deviceplugin.builders import inventory, uuid
 from vgpu.api.grant import AssignedGpu
-from vgpu.api.host_pool import NO_STATUS, SILENT, PoolGpu, PoolStatus, SharedGpus, from_text, to_text
+from vgpu.api.host_pool import NO_STATUS, REPORT_AFTER_S, SILENT, PoolGpu, PoolStatus, SharedGpus, from_text, to_text
 from vgpu.api.inventory import Gpu, GpuCondition, Inventory, Orphan
 from vgpu.api.names import DEFAULT
 
@@ -97,7 +97,7 @@ def test_a_gpu_in_mig_mode_has_no_copier_and_a_tiny_gpu_nothing_left() -> None:
 class Watched:
     """A watch whose time the test sets."""
 
-    def __init__(self, tmp_path: Path, **allocatable: str) -> None:
+    def __init__(self, tmp_path: Path, report_after_s: float = REPORT_AFTER_S, **allocatable: str) -> None:
         self.path, self.now_s = tmp_path / "status.json", 1000.0
         self.reported: list[str] = []
         self.changes: list[str] = []
@@ -110,6 +110,7 @@ class Watched:
             self.fetch,
             self.reported.append,
             self.ready,
+            report_after_s,
             clock=lambda: self.now_s,
         )
 
@@ -170,6 +171,15 @@ async def test_a_pod_that_does_not_start_is_reported_after_a_while_with_the_reas
     assert len(made.reported) == 1
     await made.after(1)
     assert len(made.reported) == 2
+
+
+async def test_the_time_until_the_report_can_be_set(tmp_path: Path) -> None:
+    made = Watched(tmp_path, 45, memory="60Gi")
+    await made.after(0)
+    await made.after(44)
+    assert made.reported == []
+    await made.after(1)
+    assert "too large for this node" in made.reported[0]
 
 
 async def test_an_api_server_that_does_not_answer_hides_no_report(tmp_path: Path) -> None:

@@ -107,17 +107,18 @@ def test_a_clash_withdraws_at_once_names_the_others_and_keeps_its_time() -> None
     assert known.withdrawn(NODE, 16, 500)[UUIDS[1]].since_s == 1_000, "the time of day was set back"
 
 
-def test_a_gpu_comes_back_after_a_minute_without_a_clash() -> None:
-    known = owners()
+@pytest.mark.parametrize("return_s", [RETURN_S, 15.0])
+def test_a_gpu_comes_back_after_some_time_without_a_clash(return_s: float) -> None:
+    known = Owners(selection_from_list(("all",)), return_s)
     known.answered(Source.SLICES, [], 0)
     known.answered(Source.KUBELET, [GPU_0], 0)
     assert why(known, 0) == {0: "GpuClash"}
-    known.answered(Source.SLICES, [], RETURN_S)
-    assert why(known, RETURN_S) == {0: "GpuClash"}, "the kubelet was not asked since"
-    known.answered(Source.KUBELET, [], RETURN_S - 1)
-    assert why(known, RETURN_S) == {0: "GpuClash"}
-    known.answered(Source.KUBELET, [], RETURN_S)
-    assert why(known, RETURN_S) == {}
+    known.answered(Source.SLICES, [], return_s)
+    assert why(known, return_s) == {0: "GpuClash"}, "the kubelet was not asked since"
+    known.answered(Source.KUBELET, [], return_s - 1)
+    assert why(known, return_s) == {0: "GpuClash"}
+    known.answered(Source.KUBELET, [], return_s)
+    assert why(known, return_s) == {}
 
 
 def test_the_last_answer_counts_for_five_minutes() -> None:
