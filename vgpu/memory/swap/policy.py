@@ -33,6 +33,7 @@ what is made before it has left.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from typing import Final
 
@@ -65,7 +66,7 @@ from vgpu.memory.swap.events import (
     Working,
 )
 from vgpu.memory.swap.plan import PRECISION_S, Plan
-from vgpu.memory.swap.room import GpuRoom, MemoryRequest
+from vgpu.memory.swap.room import GpuRoom, MemoryRequest, PoolWait
 from vgpu.memory.swap.settings import SwapSettings
 from vgpu.memory.swap.timeouts import Timeouts
 from vgpu.memory.swap.turns import Turns
@@ -88,6 +89,8 @@ class SwapPolicy:
         self._timeouts = Timeouts(self._settings, self._rooms)
         self._reports: list[Action] = []
         self._room: dict[str, dict[str, int]] = {}
+        self.pool_waits: Mapping[str, PoolWait] = {}
+        """Containers with a request that waits for room in the host pool, since the last decision."""
         self._now_s = -inf
         self._again_s = inf
 
@@ -119,7 +122,7 @@ class SwapPolicy:
         self._advance(now_s)
         plan = Plan(self._states, self._rooms, self._requests, self._settings, self._turns, now_s)
         ends = self._timeouts.decide(self._states.values(), plan)
-        self._room, self._again_s = plan.room, plan.again_s
+        self._room, self._again_s, self.pool_waits = plan.room, plan.again_s, plan.pool_waits
         for state in self._states.values():
             self._again_s = min(self._again_s, self._next_s(state))
         reports, self._reports = self._reports, []

@@ -64,7 +64,7 @@ STATUS = StatusDocument(
             gpu_time_state="unenforced",
             unenforced=(UnenforcedStatus("no-channels", ("gpu-time",), (7,)),),
             bypasses=(BypassStatus(UUID, (8,), 150, 100, "kill"),),
-            swap=SwapStatus(True, 2.5, "moves to host memory", "out", 1, "u", "late", "kill", "no room", "evict", "p"),
+            swap=SwapStatus(True, 2.5, "moves to host memory", "out", 1, "u", "late", "kill", "no room", "evict", "p", "f"),
         ),
     ),
     kills=(KillStatus("9-100", "u", "default/a", "main", UUID, 9, "python train.py", 150, 100, bypass=True, whole=True),),
