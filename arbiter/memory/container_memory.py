@@ -173,6 +173,7 @@ class ContainerMemory:
         match message:
             case wire.Lease(gpu, need, want, kind):
                 elastic = kind is wire.LeaseKind.ELASTIC
+                self.contexts.allocates(process, gpu)
                 self._report(self.ledger.request(process, gpu, seq, need, want, now_s, elastic=elastic))
             case wire.Return(gpu, amount, kind):
                 elastic = kind is wire.LeaseKind.ELASTIC

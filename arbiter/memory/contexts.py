@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
@@ -26,6 +26,8 @@ ENDS_WITHIN_S: Final = 0.8
 readings. The connection of a killed process closes at once, and the driver counts its memory for some time after that."""
 
 
+MEASURED_WITHIN_S: Final = 0.5
+"""A library has given up waiting for MEASURED after that, and may have allocated. Specified: protocol.md."""
 LEFT_MOST: Final = 1024
 """Processes that disconnected before the first reading, and are stored until it. Guessed: it comes within a second."""
 
@@ -39,7 +41,7 @@ class MeasureRequest:
     seq: int
     since_s: float
     exact: bool
-    """It allocates nothing until the answer."""
+    """It allocates nothing until the answer, or until it gives up waiting for that."""
     made: bool
     """DONE: the measured memory is the size of a context."""
 
@@ -97,6 +99,11 @@ class Contexts:
         """Answer this request from a reading that begins after it."""
         self._waiting[waiting.process, waiting.gpu] = waiting
 
+    def allocates(self, process: int, gpu: int) -> None:
+        """The process requests memory: it no longer waits for its answer."""
+        if (waiting := self._waiting.get((process, gpu))) is not None:
+            self._waiting[process, gpu] = replace(waiting, exact=False)
+
     def forget(self, process: int, pid: int) -> None:
         """The process disconnected."""
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if waiting.process != process}
@@ -126,7 +133,11 @@ class Contexts:
     ) -> list[Event]:
         """Charge the memory of each connected process to the ledger. A pid with two connections counts once: the older connection gets all of it.
         `away_bytes`: of a pid on a GPU, what is in host memory now."""
-        exact = {(w.process, w.gpu) for w in self._waiting.values() if w.exact and w.since_s <= reading.at_s}
+        exact = {
+            (w.process, w.gpu)
+            for w in self._waiting.values()
+            if w.exact and w.since_s <= reading.at_s and now_s < w.since_s + MEASURED_WITHIN_S
+        }
         events: list[Event] = []
         pids: set[int] = set()
         for connection in connections:

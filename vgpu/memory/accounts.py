@@ -260,8 +260,8 @@ class GpuAccounts:
             exact=exact, opened_bytes=opened_bytes, orphaned_bytes=orphaned_bytes, made_bytes=record.made_bytes,
         )  # fmt: skip
         context.measured_bytes = measured_bytes
-        if exact and record.made_bytes == 0:
-            record.made_bytes = context.bytes
+        if (exact or context.still) and record.made_bytes == 0:
+            record.made_bytes = context.bytes  # a process that did not wait for its measure is known once its records rest
         elif 0 < measured_bytes < record.made_bytes and at_s >= context.counts_from_s:
             record.made_bytes = measured_bytes  # other processes' contexts were larger: that was an estimate
         self.put_back(record)
