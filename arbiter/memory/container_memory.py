@@ -329,7 +329,7 @@ class ContainerMemory:
             return
         part = self.ledger.part_of(waiting.process, waiting.gpu)
         known = known and part.measured_bytes is not None
-        if known and waiting.made and part.context_bytes > 0:  # 0: it ended before the measurement
+        if known and waiting.made and not waiting.gave_up and part.context_bytes > 0:  # 0: it ended before the measurement
             self._node_memory.learn(self._uuid(waiting.gpu), part.context_bytes)
         answer = wire.Measured(waiting.gpu, known, part.context_bytes, self._unleased(waiting.gpu))
         self._connections.attempt(connection, lambda: connection.send(waiting.seq, answer))
@@ -355,7 +355,9 @@ class ContainerMemory:
             return RefusedBy.LIMIT, 0
         if self._clock() >= self._logs_from_s:
             self._logs_from_s = self._clock() + LOGGED_EVERY_S
-            _log.warning("memory refused", grant=self._key, gpu=self._uuid(gpu), bytes=refusal.need_bytes, reason=refusal.text)
+            _log.warning(
+                "memory refused", grant=self._key, gpu=self._uuid(gpu), bytes=refusal.need_bytes, reason=refusal.text
+            )
         return refusal.ceiling.by, refusal.ceiling.size_bytes
 
     def _report_one(self, connection: Connection, event: Event) -> None:

@@ -44,6 +44,16 @@ class MeasureRequest:
     """It allocates nothing until the answer, or until it gives up waiting for that."""
     made: bool
     """DONE: the measured memory is the size of a context."""
+    gave_up: bool = False
+    """It was to allocate nothing until the answer, and did not wait so long: the measure may be of more or less than a context."""
+
+    def at(self, now_s: float) -> MeasureRequest:
+        """As it is at that time."""
+        return self if not self.exact or now_s < self.since_s + MEASURED_WITHIN_S else self.given_up()
+
+    def given_up(self) -> MeasureRequest:
+        """The process no longer waits."""
+        return replace(self, exact=False, gave_up=self.gave_up or self.exact)
 
 
 @dataclass(slots=True)
@@ -102,7 +112,7 @@ class Contexts:
     def allocates(self, process: int, gpu: int) -> None:
         """The process requests memory: it no longer waits for its answer."""
         if (waiting := self._waiting.get((process, gpu))) is not None:
-            self._waiting[process, gpu] = replace(waiting, exact=False)
+            self._waiting[process, gpu] = waiting.given_up()
 
     def forget(self, process: int, pid: int) -> None:
         """The process disconnected."""
@@ -133,11 +143,8 @@ class Contexts:
     ) -> list[Event]:
         """Charge the memory of each connected process to the ledger. A pid with two connections counts once: the older connection gets all of it.
         `away_bytes`: of a pid on a GPU, what is in host memory now."""
-        exact = {
-            (w.process, w.gpu)
-            for w in self._waiting.values()
-            if w.exact and w.since_s <= reading.at_s and now_s < w.since_s + MEASURED_WITHIN_S
-        }
+        self._waiting = {key: waiting.at(now_s) for key, waiting in self._waiting.items()}
+        exact = {(w.process, w.gpu) for w in self._waiting.values() if w.exact and w.since_s <= reading.at_s}
         events: list[Event] = []
         pids: set[int] = set()
         for connection in connections:

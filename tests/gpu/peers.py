@@ -29,7 +29,14 @@ COPIES: Final = (
     "cuMemcpy3DAsync",
     "a graph of cuMemcpyAsync",
 )
-HOST: Final = ("cuMemcpyHtoD", "cuMemcpy from the host", "cuMemcpy2D from the host", "cuMemcpyDtoH", "cuMemcpyHtoDAsync", "cuMemsetD8")
+HOST: Final = (
+    "cuMemcpyHtoD",
+    "cuMemcpy from the host",
+    "cuMemcpy2D from the host",
+    "cuMemcpyDtoH",
+    "cuMemcpyHtoDAsync",
+    "cuMemsetD8",
+)
 DIFFERS: Final = {
     r"^a graph of": "nodes of graphs need access",
     r"^(cuMemcpyHtoDAsync|cuMemsetD8)": "in a stream of another GPU it needs access",

@@ -95,7 +95,9 @@ class GpuAccounts:
         """Bytes that can be leased for memory of this kind, beside what is promised if `promised`. Resident memory needs room below both limits."""
         left_bytes = self._left_of_limits(elastic=elastic, promised=promised)
         if self.ceiling is not None:
-            left_bytes = min(left_bytes, self.ceiling.bytes - self._taken_bytes(self.room_bytes) - self.promised_bytes * promised)
+            left_bytes = min(
+                left_bytes, self.ceiling.bytes - self._taken_bytes(self.room_bytes) - self.promised_bytes * promised
+            )
         return max(0, left_bytes)
 
     def refusal(self, request: LeaseRequest) -> Refusal | None:
@@ -260,8 +262,9 @@ class GpuAccounts:
             exact=exact, opened_bytes=opened_bytes, orphaned_bytes=orphaned_bytes, made_bytes=record.made_bytes,
         )  # fmt: skip
         context.measured_bytes = measured_bytes
+        # one that did not wait for its measure is known once its records rest
         if (exact or context.still) and record.made_bytes == 0:
-            record.made_bytes = context.bytes  # a process that did not wait for its measure is known once its records rest
+            record.made_bytes = context.bytes
         elif 0 < measured_bytes < record.made_bytes and at_s >= context.counts_from_s:
             record.made_bytes = measured_bytes  # other processes' contexts were larger: that was an estimate
         self.put_back(record)

@@ -166,7 +166,16 @@ def _three_dimensions(to: int, from_: int) -> cuda.Copy3D:
 
 
 def _from_host(to: int) -> cuda.Copy2D:
-    return cuda.Copy2D(src_type=cuda.HOST, src_host=_host.value, src_pitch=FEW, dst_type=2, dst_device=to, dst_pitch=FEW, width=FEW, height=1)
+    return cuda.Copy2D(
+        src_type=cuda.HOST,
+        src_host=_host.value,
+        src_pitch=FEW,
+        dst_type=2,
+        dst_device=to,
+        dst_pitch=FEW,
+        width=FEW,
+        height=1,
+    )
 
 
 def _waited(code: int) -> int:

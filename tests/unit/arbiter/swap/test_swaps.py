@@ -196,7 +196,9 @@ def test_a_container_on_two_gpus_is_blocked_until_all_is_back_on_both(tmp_path: 
     node.close()
 
 
-def test_a_paused_container_waits_for_the_pools_from_which_its_memory_is_to_come_and_for_no_other(tmp_path: Path) -> None:
+def test_a_paused_container_waits_for_the_pools_from_which_its_memory_is_to_come_and_for_no_other(
+    tmp_path: Path,
+) -> None:
     gpus = "GPU-a", "GPU-b"
     node = SimulatedNode(tmp_path, gpus=gpus)
     node.join("both", contract(4, 16, gpus=gpus))

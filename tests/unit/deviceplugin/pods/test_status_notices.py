@@ -45,7 +45,9 @@ def test_a_verdict_about_gpu_time_is_reported_once_each_time(looking: WatchedArb
     ]
 
 
-def test_a_wait_for_the_host_pool_is_reported_once_in_ten_minutes_although_the_program_tries_again(looking: WatchedArbiter) -> None:
+def test_a_wait_for_the_host_pool_is_reported_once_in_ten_minutes_although_the_program_tries_again(
+    looking: WatchedArbiter,
+) -> None:
     waits = SwapStatus(False, 0.0, "", "", 1, "", "", "kill", "", "evict", pool_full="the host pool is full")
     waiting, idle = (
         msgspec.structs.replace(container(over=False), swap=one)

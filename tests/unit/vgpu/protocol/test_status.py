@@ -45,7 +45,7 @@ TEXT = """
   "unenforced": [{"reason": "no-channels", "limits": ["gpu-time"], "pids": [7]}],
   "bypasses": [{"gpu": "%s", "pids": [8], "held_bytes": 150, "limit_bytes": 100, "policy": "kill"}],
   "swap": {"paused": true, "paused_s": 2.5, "why": "moves to host memory", "direction": "out", "waiting": 1, "unable": "u", "over_limit": "late",
-    "over_limit_action": "kill", "stranded": "no room", "stranded_action": "evict", "no_pool": "p"}}],
+    "over_limit_action": "kill", "stranded": "no room", "stranded_action": "evict", "no_pool": "p", "pool_full": "f"}}],
  "version": 1,
  "kills": [{"id": "9-100", "uid": "u", "pod": "default/a", "container": "main", "gpu": "%s", "pid": 9, "command": "python train.py",
    "held_bytes": 150, "limit_bytes": 100, "bypass": true, "whole": true, "reason": ""}],
