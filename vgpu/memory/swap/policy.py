@@ -12,6 +12,7 @@ The rules, in their order
     victims    The least urgent give way first, then the longest idle, then the last in the order of turns. No container gives way whose part
                those before it can move (`victims`).
     pool       Memory above the guarantee is granted only while the host pool has room for all excess of its GPU. So reclaim never lacks room.
+               What the whole pool could not hold was refused before (`vgpu.memory.ceiling`); what waits for room is in `pool_waits`.
     turns      Containers that lack memory above their guarantees come in an order: those that starve, class, level, served least for its weight. A
                container with work gives way to one before it in that order after its quantum, to a more urgent class at once, and an idle one after
                a short time (`turns`). The first that has to wait keeps those behind it from driving others out, so it gets the next
