@@ -329,7 +329,9 @@ class ContainerMemory:
             return
         part = self.ledger.part_of(waiting.process, waiting.gpu)
         known = known and part.measured_bytes is not None
-        if known and waiting.made and not waiting.gave_up and part.context_bytes > 0:  # 0: it ended before the measurement
+        if (
+            known and waiting.made and not waiting.gave_up and part.context_bytes > 0
+        ):  # 0: it ended before the measurement
             self._node_memory.learn(self._uuid(waiting.gpu), part.context_bytes)
         answer = wire.Measured(waiting.gpu, known, part.context_bytes, self._unleased(waiting.gpu))
         self._connections.attempt(connection, lambda: connection.send(waiting.seq, answer))
