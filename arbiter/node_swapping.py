@@ -128,11 +128,11 @@ class NodeSwapping:
                 self.node.add_gpu(uuid, usable_bytes, usable_bytes - capacity_bytes)
 
     def to_report(self, name: str) -> bool:
-        """Whether a container does not give way, or its memory cannot come back."""
+        """Whether a container does not give way, its memory cannot come back, or it waits for room in the host pool."""
         if self.node is None or not self.node.knows(name):
             return False
         status = self.node.status(name)
-        return bool(status.over_limit or status.stranded)
+        return bool(status.over_limit or status.stranded or status.pool_full)
 
     def status(self, name: str) -> tuple[SwapStatus | None, dict[str, GpuSwapStatus]]:
         """What the status document has of a container: as a whole, and of each GPU by UUID."""
@@ -150,6 +150,7 @@ class NodeSwapping:
             over_limit_action=actions.over_limit,
             stranded=status.stranded,
             stranded_action=actions.stranded,
+            pool_full=status.pool_full,
             no_pool=self._no_pool(self._containers.get(name), self.node),
         )
         return whole, {one.gpu: one for one in status.gpus}

@@ -66,6 +66,11 @@ def _of_containers(swapping: NodeSwapping, grants: Mapping[str, Grant]) -> Itera
         "requests of the container that wait for memory of a GPU",
         labels=_LABELS,
     )
+    pool_full = GaugeMetricFamily(
+        "tangram_container_host_pool_waiting",
+        "1 while requests of the container above its guarantee wait for room in the host pool; the status has the sizes",
+        labels=_LABELS,
+    )
     unable = GaugeMetricFamily(
         "tangram_container_swap_unable",
         "1 while memory of the container cannot be swapped, so that it gets none above its guarantee; the status has the reason",
@@ -81,8 +86,9 @@ def _of_containers(swapping: NodeSwapping, grants: Mapping[str, Grant]) -> Itera
         paused_s.add_metric(labels, node.blocks.total_s(key))
         stranded.add_metric(labels, bool(status.stranded))
         waiting.add_metric(labels, status.waiting)
+        pool_full.add_metric(labels, bool(status.pool_full))
         unable.add_metric(labels, bool(status.unable))
-    return swaps, paused_s, stranded, waiting, unable
+    return swaps, paused_s, stranded, waiting, pool_full, unable
 
 
 def _of_gpus(swapping: NodeSwapping) -> Iterable[Metric]:

@@ -20,6 +20,7 @@ from deviceplugin.pods.limit_violations import (
     BYPASSED,
     EVICT,
     NOTICES,
+    POOL_FULL,
     STRANDED,
     UNENFORCED,
     UNGRANTED,
@@ -127,6 +128,10 @@ class Reports:
     def noticed(self, pod: Pod, container: str, reason: str) -> None:
         """Something is wrong with a container's GPU time: report it to the pod's user."""
         self._recorder.event(about(pod, container), reason, NOTICES[reason].format(container), "Warning")
+
+    def pool_full(self, pod: Pod, container: str, note: str) -> None:
+        """Requests of a container wait for room in the host pool: report it to the pod's user."""
+        self._recorder.event(about(pod, container), POOL_FULL, note, "Warning")
 
     def unenforced(self, pod: Pod, container: str, note: str) -> None:
         """A limit of a container is not enforced: report it to the pod's user."""

@@ -58,7 +58,11 @@ def state_of(name: str, swap: SwapStatus | None, gpus: Sequence[GpuSizes]) -> li
         lines.append(f"{name} gets no memory above its guarantee: the host pool is not ready: {swap.no_pool}")
     if swap.waiting and not swap.paused:
         requests = "1 request waits" if swap.waiting == 1 else f"{swap.waiting} requests wait"
-        lines.append(f"{name}: {requests} for memory of other containers")
+        lines.append(
+            f"{name}: {requests} for memory: {swap.pool_full}"
+            if swap.pool_full
+            else f"{name}: {requests} for memory of other containers"
+        )
     return lines
 
 

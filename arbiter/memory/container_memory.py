@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Final
+
+import structlog
 
 from arbiter import host
 from arbiter.connection import Connection
@@ -22,6 +25,7 @@ from arbiter.page import ContainerPage
 from vgpu.api.burst import BurstLimits
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import Grant, GrantGpu
+from vgpu.memory.ceiling import Refusal, RefusedBy
 from vgpu.memory.ledger import Ledger
 from vgpu.memory.over_limit import MeasuredProcess
 from vgpu.memory.recalls import RECALLS
@@ -29,6 +33,9 @@ from vgpu.memory.records import Denied, Event, Granted, Recalled, Waiting
 from vgpu.protocol import wire
 
 MIB: Final = 2**20
+LOGGED_EVERY_S: Final = 60.0
+"""Between two refusals of one container in the log that nothing could grant. Guessed."""
+_log = structlog.get_logger()
 
 
 class ContainerMemory:
@@ -58,6 +65,8 @@ class ContainerMemory:
         self._leaving: deque[int] = deque()
         self._settling = False
         self._contexts_moved = False
+        self._logs_from_s = -inf
+        """When a refusal is logged again."""
         self._passing, self._member = node_memory.passing, Member(key, connections, self._maker)
         self._passing.add(self._member)
 
@@ -164,6 +173,7 @@ class ContainerMemory:
         match message:
             case wire.Lease(gpu, need, want, kind):
                 elastic = kind is wire.LeaseKind.ELASTIC
+                self.contexts.allocates(process, gpu)
                 self._report(self.ledger.request(process, gpu, seq, need, want, now_s, elastic=elastic))
             case wire.Return(gpu, amount, kind):
                 elastic = kind is wire.LeaseKind.ELASTIC
@@ -319,7 +329,9 @@ class ContainerMemory:
             return
         part = self.ledger.part_of(waiting.process, waiting.gpu)
         known = known and part.measured_bytes is not None
-        if known and waiting.made and part.context_bytes > 0:  # 0: it ended before the measurement
+        if (
+            known and waiting.made and not waiting.gave_up and part.context_bytes > 0
+        ):  # 0: it ended before the measurement
             self._node_memory.learn(self._uuid(waiting.gpu), part.context_bytes)
         answer = wire.Measured(waiting.gpu, known, part.context_bytes, self._unleased(waiting.gpu))
         self._connections.attempt(connection, lambda: connection.send(waiting.seq, answer))
@@ -339,13 +351,25 @@ class ContainerMemory:
             if connection is not None:
                 self._connections.attempt(connection, lambda c=connection, e=event: self._report_one(c, e))  # type: ignore[misc]
 
+    def _log_refusal(self, gpu: int, refusal: Refusal | None) -> tuple[RefusedBy, int]:
+        """Not each of a program that tries again and again. Returns what the process is told: the reason, and the size that is too small."""
+        if refusal is None:
+            return RefusedBy.LIMIT, 0
+        if self._clock() >= self._logs_from_s:
+            self._logs_from_s = self._clock() + LOGGED_EVERY_S
+            _log.warning(
+                "memory refused", grant=self._key, gpu=self._uuid(gpu), bytes=refusal.need_bytes, reason=refusal.text
+            )
+        return refusal.ceiling.by, refusal.ceiling.size_bytes
+
     def _report_one(self, connection: Connection, event: Event) -> None:
         unleased = self._unleased(event.gpu)  # before the answer: a process that has read it reads an updated page
         match event:
             case Granted(_, gpu, seq, granted):
                 connection.send(seq, wire.Leased(gpu, False, granted, unleased))
-            case Denied(_, gpu, seq):
-                connection.send(seq, wire.Leased(gpu, True, 0, unleased))
+            case Denied(_, gpu, seq, refusal):
+                by, size_bytes = self._log_refusal(gpu, refusal)
+                connection.send(seq, wire.Leased(gpu, by, size_bytes, unleased))
             case Recalled(_, gpu, recall, missing):
                 connection.send(recall, wire.Recall(gpu, missing))
             case Waiting(_, gpu, seq, missing):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
@@ -26,6 +26,8 @@ ENDS_WITHIN_S: Final = 0.8
 readings. The connection of a killed process closes at once, and the driver counts its memory for some time after that."""
 
 
+MEASURED_WITHIN_S: Final = 0.5
+"""A library has given up waiting for MEASURED after that, and may have allocated. Specified: protocol.md."""
 LEFT_MOST: Final = 1024
 """Processes that disconnected before the first reading, and are stored until it. Guessed: it comes within a second."""
 
@@ -39,9 +41,19 @@ class MeasureRequest:
     seq: int
     since_s: float
     exact: bool
-    """It allocates nothing until the answer."""
+    """It allocates nothing until the answer, or until it gives up waiting for that."""
     made: bool
     """DONE: the measured memory is the size of a context."""
+    gave_up: bool = False
+    """It was to allocate nothing until the answer, and did not wait so long: the measure may be of more or less than a context."""
+
+    def at(self, now_s: float) -> MeasureRequest:
+        """As it is at that time."""
+        return self if not self.exact or now_s < self.since_s + MEASURED_WITHIN_S else self.given_up()
+
+    def given_up(self) -> MeasureRequest:
+        """The process no longer waits."""
+        return replace(self, exact=False, gave_up=self.gave_up or self.exact)
 
 
 @dataclass(slots=True)
@@ -97,6 +109,11 @@ class Contexts:
         """Answer this request from a reading that begins after it."""
         self._waiting[waiting.process, waiting.gpu] = waiting
 
+    def allocates(self, process: int, gpu: int) -> None:
+        """The process requests memory: it no longer waits for its answer."""
+        if (waiting := self._waiting.get((process, gpu))) is not None:
+            self._waiting[process, gpu] = waiting.given_up()
+
     def forget(self, process: int, pid: int) -> None:
         """The process disconnected."""
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if waiting.process != process}
@@ -126,6 +143,7 @@ class Contexts:
     ) -> list[Event]:
         """Charge the memory of each connected process to the ledger. A pid with two connections counts once: the older connection gets all of it.
         `away_bytes`: of a pid on a GPU, what is in host memory now."""
+        self._waiting = {key: waiting.at(now_s) for key, waiting in self._waiting.items()}
         exact = {(w.process, w.gpu) for w in self._waiting.values() if w.exact and w.since_s <= reading.at_s}
         events: list[Event] = []
         pids: set[int] = set()

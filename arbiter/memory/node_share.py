@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, Protocol
 from arbiter.memory.highest_limits import HighestLimits
 from vgpu.api.burst import BurstLimits
 from vgpu.api.grant import Grant
+from vgpu.memory.ceiling import Ceiling
 from vgpu.memory.records import NodeAnswer
 from vgpu.memory.swap.events import MemoryContract
 
@@ -32,6 +33,8 @@ class Swapping(Protocol):
     def use(self, name: str, gpu: str, resident_bytes: int, elastic_bytes: int) -> None: ...
 
     def decides(self, gpu: str) -> bool: ...
+
+    def ceiling(self, name: str, gpu: str) -> Ceiling | None: ...
 
     def request(
         self, id_: str, name: str, gpu: str, need_bytes: int, *, elastic: bool, wait_s: float
@@ -165,6 +168,10 @@ class NodeShare:
     def decides(self, gpu: int) -> bool:
         """Whether requests need the node's decision."""
         return self._node is not None and gpu < len(self._uuids) and self._node.decides(self._uuids[gpu])
+
+    def ceiling(self, gpu: int) -> Ceiling | None:
+        """See `NodeRoom`."""
+        return self._node.ceiling(self._name, self._uuids[gpu]) if self._node is not None else None
 
     def request(self, gpu: int, process: int, seq: int, need_bytes: int, *, elastic: bool) -> NodeAnswer:
         """See `NodeRoom`."""

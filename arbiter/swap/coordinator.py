@@ -21,6 +21,8 @@ STALL_S: Final = 2.0
 """A loop that did not come round for so long has not run. Guessed: it comes round once a second at least."""
 LOGGED_EVERY_S: Final = 10.0
 """Between two refusals of one container in the log. Guessed."""
+POOL_LOGGED_EVERY_S: Final = 60.0
+"""Between two lines of one container that waits for room in the host pool. Guessed: a program tries again and again."""
 _log = structlog.get_logger()
 
 
@@ -50,6 +52,8 @@ class Coordinator:
         self._notices: list[Notice] = []
         self._logs_from_s: dict[str, float] = {}
         """By container: when a refusal is logged again."""
+        self._pool_logs_from_s: dict[str, float] = {}
+        """By container: when its wait for the host pool is logged again."""
         self._paused: frozenset[str] | None = None
 
     def apply(self, event: events.Event, *, decides: bool = True) -> None:
@@ -77,7 +81,14 @@ class Coordinator:
                 self._answer(Decided(action.id, granted=False, reason=action.reason))
             elif isinstance(action, OverLimit | Stranded | Report):
                 self._notices.append(action)
+        self._log_pool_waits(now_s)
         return [action for action in actions if not isinstance(action, Refuse)]
+
+    def _log_pool_waits(self, now_s: float) -> None:
+        for name, wait in self.policy.pool_waits.items():
+            if now_s >= self._pool_logs_from_s.get(name, -inf):
+                self._pool_logs_from_s[name] = now_s + POOL_LOGGED_EVERY_S
+                _log.warning("memory above the guarantee waits", grant=name, reason=wait.text)
 
     def _log_refusal(self, refuse: Refuse, now_s: float) -> None:
         """The program sees an error without a reason. Not each of a program that tries again and again."""
@@ -145,5 +156,6 @@ class Coordinator:
     def drop(self, name: str) -> None:
         """The container's requests are gone."""
         self._logs_from_s.pop(name, None)
+        self._pool_logs_from_s.pop(name, None)
         self.requests = {id_: one for id_, one in self.requests.items() if one.name != name}
         self._decided = {id_: both for id_, both in self._decided.items() if both[1].name != name}

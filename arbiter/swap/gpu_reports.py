@@ -31,6 +31,11 @@ class GpuReports:
         self._seen.pop(gpu, None)
         return GpuSeen(now_s, gpu, self.capacity_bytes[gpu])
 
+    def most_bytes(self, gpu: str) -> int | None:
+        """What containers could have if nothing but the copier used the GPU; None before it was read."""
+        usable_bytes = self._usable_bytes.get(gpu)
+        return None if usable_bytes is None else max(0, usable_bytes - self._pools[gpu].context_bytes)
+
     def changed(self, containers: Collection[SwapContainer], now_s: float) -> Iterator[Event]:
         """What is new of GPUs and their pools."""
         for gpu, usable_bytes in self._usable_bytes.items():

@@ -33,6 +33,7 @@ from arbiter.swap.ready_gpus import ReadyGpus
 from arbiter.swap.reasons import EndActions, SwapReasons
 from arbiter.swap.records_file import gpus_with_records
 from arbiter.swap.results import Decided, GpuSwapFacts, Notice, Stated, SwapStatus
+from vgpu.memory.ceiling import Ceiling, ceiling
 from vgpu.memory.records import NodeAnswer
 from vgpu.memory.swap.actions import Action, CancelSwapOut, Grant, Report, SwapIn, SwapOut
 from vgpu.memory.swap.events import (
@@ -209,6 +210,15 @@ class SwapNode:
         """Whether requests for memory of a GPU need `request`: some container there may exceed its guarantee, or is above it."""
         return gpu in self._reports.capacity_bytes and any(one.bursts(gpu) for one in self._containers.values())
 
+    def ceiling(self, name: str, gpu: str) -> Ceiling | None:
+        """The most that a container can ever have of a GPU in all; None: not known."""
+        container = self._containers.get(name)
+        if container is None or container.contract is None or gpu not in container.contract.gpus:
+            return None
+        pool = self._pools[gpu]
+        pool_bytes = pool.pool_bytes if pool.ready else None
+        return ceiling(container.contract.gpus[gpu][0], pool_bytes, self._reports.most_bytes(gpu))
+
     def free_bytes(self, name: str, gpu: str) -> int:
         """What a container may be granted now beyond any request: within its guarantee, and nothing while others wait for memory of the GPU."""
         container = self._containers[name]
@@ -286,7 +296,8 @@ class SwapNode:
     def status(self, name: str) -> SwapStatus:
         """Of a container that has joined."""
         container = self._containers[name]
-        return self.reasons.status(container, self.blocks, pools_ready=self._pools.ready(container.gpus))
+        away = [gpu for gpu in container.gpus if container.away_bytes(gpu)]
+        return self.reasons.status(container, self.blocks, pools_ready=self._pools.ready(away))
 
     def throttles(self) -> dict[str, int]:
         """How often each container was throttled here; only containers that ever were. From any thread."""

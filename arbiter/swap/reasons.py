@@ -70,13 +70,14 @@ class SwapReasons:
         return self._reasons.get((Stranded, name), "") if self._coordinator.policy.is_stranded(name) else ""
 
     def status(self, container: SwapContainer, pauses: Pauses, *, pools_ready: bool) -> SwapStatus:
-        """Of a container that has joined. `pools_ready`: of all its GPUs."""
+        """Of a container that has joined. `pools_ready`: of all its GPUs from which memory is away."""
         name, gpus = container.name, container.contract.gpus if container.contract is not None else {}
         order = container.order
         direction: Literal["out", "in"] | None = None
         if order is not None:
             direction = "out" if isinstance(order, OutOrder) else "in"
         stranded = self.stranded(container)
+        pool_wait = self._coordinator.policy.pool_waits.get(name)
         return SwapStatus(
             paused=container.blocked,
             gpus=tuple(
@@ -90,6 +91,7 @@ class SwapReasons:
             why=self._why(name, direction, stranded, pools_ready=pools_ready) if container.blocked else "",
             over_limit=self.over_limit(name),
             stranded=stranded,
+            pool_full=pool_wait.text if pool_wait is not None else "",
         )
 
     def _why(self, name: str, direction: str | None, stranded: str, *, pools_ready: bool) -> str:

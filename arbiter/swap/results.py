@@ -75,6 +75,8 @@ class SwapStatus:
     """Why it is over its limit: it did not give way. Empty: it is not."""
     stranded: str = ""
     """Why its memory cannot come back; empty: it can."""
+    pool_full: str = ""
+    """Why its requests wait for room in the host pool; empty: none does."""
 
 
 @dataclass(frozen=True, slots=True)

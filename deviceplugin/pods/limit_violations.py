@@ -57,6 +57,7 @@ _FOLLOWS: Final = {
 
 _WHOLE: Final = ", and with it all processes of the container, which starts such processes again and again"
 UNENFORCED: Final = "LimitNotEnforced"
+POOL_FULL: Final = "HostPoolFull"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +230,13 @@ def notices(gpu_time: GpuTimeStatus | None) -> list[str]:
         return []
     shown = {"UnreportedWork": gpu_time.unreported, "StoppedByAnother": gpu_time.stopped}
     return [reason for reason in NOTICES if shown[reason]]
+
+
+def pool_full_note(found: ContainerStatus) -> str:
+    """The sentence for a person; empty: none of its requests waits for room in the host pool."""
+    if found.swap is None or not found.swap.pool_full:
+        return ""
+    return f"requests of container {found.container} for memory above its guarantee wait: {found.swap.pool_full}"
 
 
 def unenforced_note(container: str, reason: str, limits: Iterable[str]) -> str:

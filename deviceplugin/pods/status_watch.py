@@ -21,12 +21,14 @@ import structlog
 
 from deviceplugin.pods.limit_violations import (
     EVICT,
+    POOL_FULL,
     STRANDED,
     UNLISTED,
     LimitViolation,
     kill_violation,
     limit_violations,
     notices,
+    pool_full_note,
     unenforced_note,
     ungranted_notes,
     unlisted_note,
@@ -68,6 +70,9 @@ class StatusObserver(Protocol):
 
     def noticed(self, pod: Pod, container: str, reason: str) -> None:
         """One of `NOTICES` applies to a container to which it did not."""
+
+    def pool_full(self, pod: Pod, container: str, note: str) -> None:
+        """Requests of a container wait for room in the host pool."""
 
     def unenforced(self, pod: Pod, container: str, note: str) -> None:
         """A limit of a container is not enforced, for a new reason."""
@@ -135,6 +140,7 @@ class StatusWatch:
         self._follow_kills(status.kills, reported_before | self._reported)
         self._notice((c.uid, c.container, reason) for c in status.containers for reason in notices(c.gpu_time))
         self._report_unenforced(status.containers)
+        self._report_pool_full(status.containers)
         self._report_ungranted(status.ungranted)
         self._report_unlisted(status.unlisted)
 
@@ -190,6 +196,16 @@ class StatusWatch:
                 note = unenforced_note(name, one.reason, one.limits)
                 log.warning("a limit is not enforced", pod=pod.key, uid=uid, container=name, reason=one.reason)
                 self._observer.unenforced(pod, name, note)
+
+    def _report_pool_full(self, containers: Iterable[ContainerStatus]) -> None:
+        """A program tries again and again, so that comes and goes."""
+        for found in containers:
+            note, key = pool_full_note(found), (found.uid, found.container, POOL_FULL)
+            if not note or key in self._unenforced_s or (pod := self._pod(found.uid)) is None:
+                continue
+            self._unenforced_s[key] = self._clock()
+            log.warning("the host pool is full", pod=pod.key, uid=pod.uid, note=note)
+            self._observer.pool_full(pod, found.container, note)
 
     def _report_ungranted(self, found: Iterable[UngrantedStatus]) -> None:
         notes = ungranted_notes(found, self._pod)

@@ -80,15 +80,63 @@ typedef void (*CUstreamCallback)(CUstream, CUresult, void *);
 typedef struct {
     char reserved[64];
 } CUipcEventHandle;
+/* Of copies in two and three dimensions: across.c looks into them. */
+typedef enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2, CU_MEMORYTYPE_ARRAY = 3, CU_MEMORYTYPE_UNIFIED = 4 } CUmemorytype;
+typedef struct {
+    size_t srcXInBytes, srcY;
+    CUmemorytype srcMemoryType;
+    const void *srcHost;
+    CUdeviceptr srcDevice;
+    CUarray srcArray;
+    size_t srcPitch;
+    size_t dstXInBytes, dstY;
+    CUmemorytype dstMemoryType;
+    void *dstHost;
+    CUdeviceptr dstDevice;
+    CUarray dstArray;
+    size_t dstPitch;
+    size_t WidthInBytes, Height;
+} CUDA_MEMCPY2D;
+typedef struct {
+    size_t srcXInBytes, srcY, srcZ, srcLOD;
+    CUmemorytype srcMemoryType;
+    const void *srcHost;
+    CUdeviceptr srcDevice;
+    CUarray srcArray;
+    void *reserved0;
+    size_t srcPitch, srcHeight;
+    size_t dstXInBytes, dstY, dstZ, dstLOD;
+    CUmemorytype dstMemoryType;
+    void *dstHost;
+    CUdeviceptr dstDevice;
+    CUarray dstArray;
+    void *reserved1;
+    size_t dstPitch, dstHeight;
+    size_t WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D;
+typedef struct {
+    size_t srcXInBytes, srcY, srcZ, srcLOD;
+    CUmemorytype srcMemoryType;
+    const void *srcHost;
+    CUdeviceptr srcDevice;
+    CUarray srcArray;
+    CUcontext srcContext;
+    size_t srcPitch, srcHeight;
+    size_t dstXInBytes, dstY, dstZ, dstLOD;
+    CUmemorytype dstMemoryType;
+    void *dstHost;
+    CUdeviceptr dstDevice;
+    CUarray dstArray;
+    CUcontext dstContext;
+    size_t dstPitch, dstHeight;
+    size_t WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D_PEER;
 /* Of copies and memory operations: passed through, never looked into. */
 typedef struct CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS_opaque CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS;
 typedef struct CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS_opaque CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS;
 typedef struct CUDA_FABRIC_COPY_BATCH_OP_opaque CUDA_FABRIC_COPY_BATCH_OP;
-typedef struct CUDA_MEMCPY2D_opaque CUDA_MEMCPY2D;
 typedef struct CUDA_MEMCPY2D_v1_opaque CUDA_MEMCPY2D_v1;
-typedef struct CUDA_MEMCPY3D_opaque CUDA_MEMCPY3D;
 typedef struct CUDA_MEMCPY3D_BATCH_OP_opaque CUDA_MEMCPY3D_BATCH_OP;
-typedef struct CUDA_MEMCPY3D_PEER_opaque CUDA_MEMCPY3D_PEER;
 typedef struct CUDA_MEMCPY3D_v1_opaque CUDA_MEMCPY3D_v1;
 typedef struct CUmemDecompressParams_opaque CUmemDecompressParams;
 typedef struct CUmemcpyAttributes_opaque CUmemcpyAttributes;
@@ -321,7 +369,6 @@ typedef enum {
     CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID = 20,
     CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE = 21
 } CUpointer_attribute;
-typedef enum { CU_MEMORYTYPE_DEVICE = 2 } CUmemorytype;
 typedef enum { CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1 } CUmemRangeHandleType;
 enum { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DISABLE_TIMING = 2 };
 

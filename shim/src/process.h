@@ -60,6 +60,7 @@ enum warning {
     WARN_ELASTIC_IPC,
     WARN_CREATED_STAYS,
     WARN_NOT_OPENED,
+    WARN_CEILING,
     WARNINGS
 };
 
@@ -85,6 +86,8 @@ struct gpu {
     _Atomic uint64_t kept_bytes;     /* in regions without a live request */
     _Atomic uint64_t kept_least_bytes; /* the least that was kept since it was last looked at */
     _Atomic uint64_t away_bytes;     /* whose content is in the host pool */
+    _Atomic uint64_t ceiling_bytes;  /* the host pool's size, or the GPU's, if the last lease was refused because that can never give so much */
+    _Atomic uint32_t ceiling_by;     /* enum wire_refused */
     _Atomic bool calls_heap;         /* a module that calls printf or malloc was loaded: what that takes is taken. module.c */
 };
 

@@ -163,6 +163,40 @@ static void an_answer_to_discard_has_its_time_once_the_process_runs(void)
     pthread_join(thread, NULL);
 }
 
+static _Atomic bool is_inside, is_cancelled;
+
+/* Its call of the driver is a cancellation point. */
+static void *calls(void *unused)
+{
+    assert(bound_begin(gpu, MIB) && bound_begin(gpu, MIB));
+    atomic_store(&is_inside, true);
+    while (!atomic_load(&is_cancelled))
+        sleep_ms(1);
+    sleep_ms(1);
+    bound_end(gpu);
+    sleep_ms(1); /* inside the outer call still */
+    bound_end(gpu);
+    pthread_testcancel();
+    return unused;
+}
+
+static void a_thread_that_is_cancelled_in_such_a_call_ends_it_first(void)
+{
+    pthread_t thread;
+    void *result = NULL;
+    int state;
+    assert(pthread_create(&thread, NULL, calls, NULL) == 0);
+    while (!atomic_load(&is_inside))
+        sleep_ms(1);
+    assert(bounds_inside() && pthread_cancel(thread) == 0);
+    atomic_store(&is_cancelled, true);
+    assert(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED && !bounds_inside());
+    assert(!bound_begin(gpu, 2000 * MIB)); /* refused: it is no call */
+    assert(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state) == 0 && state == PTHREAD_CANCEL_ENABLE && !bounds_inside());
+    assert(bound_settle(gpu));
+    atomic_store(&requests, 0);
+}
+
 static void *settles(void *ended)
 {
     while (!atomic_load((_Atomic bool *)ended))
@@ -256,6 +290,7 @@ int main(void)
     what_is_converted_is_elastic_to_the_next_arbiter();
     an_answer_to_convert_has_its_time_once_the_process_runs();
     an_answer_to_discard_has_its_time_once_the_process_runs();
+    a_thread_that_is_cancelled_in_such_a_call_ends_it_first();
     what_is_left_for_calls_does_not_return_once_it_was_lost();
     limits_have_their_second_once_the_process_runs();
     a_gpu_without_limits_leaves_the_other_its_burst();

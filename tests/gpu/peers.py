@@ -23,11 +23,22 @@ COPIES: Final = (
     "cuMemcpyDtoDAsync",
     "cuMemcpyPeer",
     "cuMemcpy2D",
+    "cuMemcpy2DUnaligned",
+    "cuMemcpy2DAsync",
+    "cuMemcpy3D",
+    "cuMemcpy3DAsync",
     "a graph of cuMemcpyAsync",
 )
-HOST: Final = ("cuMemcpyHtoD", "cuMemcpy from the host", "cuMemcpyDtoH", "cuMemcpyHtoDAsync", "cuMemsetD8")
+HOST: Final = (
+    "cuMemcpyHtoD",
+    "cuMemcpy from the host",
+    "cuMemcpy2D from the host",
+    "cuMemcpyDtoH",
+    "cuMemcpyHtoDAsync",
+    "cuMemsetD8",
+)
 DIFFERS: Final = {
-    r"^(cuMemcpy2D|a graph of)": "copies in two dimensions and nodes of graphs need access",
+    r"^a graph of": "nodes of graphs need access",
     r"^(cuMemcpyHtoDAsync|cuMemsetD8)": "in a stream of another GPU it needs access",
 }
 """Row -> why, where elastic memory may answer otherwise."""

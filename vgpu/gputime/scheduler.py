@@ -266,7 +266,11 @@ class GpuTimeScheduler:
             return self._settings.grace_s, False
         if not (state.on and state.pause_s < min(self.suspend_s, state.work_s)):
             return 0.0, False
-        waiting = [other for other in self._astir.values() if other.working and other.waits_since_s is not None]
+        waiting = [
+            other
+            for other in self._astir.values()
+            if other.working and other.waits_since_s is not None and not other.barred
+        ]
         if state.slice_left_s and any(map(state.shares_slices_with, waiting)):
             return self.suspend_s, False
         free = any(map(state.precedes_burst_of, waiting))

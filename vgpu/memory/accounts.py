@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from vgpu.api.errors import BadDocument
+from vgpu.memory.ceiling import Ceiling, Refusal
 from vgpu.memory.records import Granted, LeaseRequest, ProcessRecord, Promise
 from vgpu.memory.shared import Shared
 
@@ -50,6 +51,8 @@ class GpuAccounts:
     """Memory of the container's processes that are not connected."""
     promises: dict[int, Promise] = field(default_factory=dict)
     """By process."""
+    ceiling: Ceiling | None = None
+    """What the host pool and the GPU can ever give, as the node stated it last."""
     at_node: list[LeaseRequest] = field(default_factory=list)
     """Requests that fit into the limits and wait for memory of the GPU itself."""
 
@@ -81,14 +84,39 @@ class GpuAccounts:
         """The limit of resident memory, or of all."""
         return max(self.limit_bytes, self.burst_bytes) if elastic else self.limit_bytes
 
+    def is_hopeless(self, request: LeaseRequest) -> bool:
+        """Whether a request does not fit, whatever the container's processes return."""
+        most_bytes = self.most_bytes(elastic=request.elastic)
+        if self.ceiling is not None:
+            most_bytes = min(most_bytes, self.ceiling.bytes)
+        return self.shared.missing_bytes(request.key, request.need_bytes) > most_bytes
+
     def left_bytes(self, *, elastic: bool, promised: bool = False) -> int:
         """Bytes that can be leased for memory of this kind, beside what is promised if `promised`. Resident memory needs room below both limits."""
+        left_bytes = self._left_of_limits(elastic=elastic, promised=promised)
+        if self.ceiling is not None:
+            left_bytes = min(
+                left_bytes, self.ceiling.bytes - self._taken_bytes(self.room_bytes) - self.promised_bytes * promised
+            )
+        return max(0, left_bytes)
+
+    def refusal(self, request: LeaseRequest) -> Refusal | None:
+        """Why a request fails that the limits allow; None: it is within the ceiling, or above a limit."""
+        missing_bytes = self.shared.missing_bytes(request.key, request.need_bytes)
+        if self.ceiling is None or missing_bytes > self._left_of_limits(elastic=request.elastic, promised=False):
+            return None
+        used_bytes = self._taken_bytes(self.room_bytes)
+        if used_bytes + missing_bytes <= self.ceiling.bytes:
+            return None
+        return Refusal(missing_bytes, used_bytes, self.limit_bytes, self.ceiling)
+
+    def _left_of_limits(self, *, elastic: bool, promised: bool) -> int:
         taken_bytes = self._taken_bytes(self.room_bytes)
         left_bytes = self.most_bytes(elastic=True) - taken_bytes - self.promised_bytes * promised
         if not elastic:
             resident_bytes = taken_bytes - self.elastic_bytes + self._promised_resident_bytes * promised
             left_bytes = min(left_bytes, self.limit_bytes - resident_bytes)
-        return max(0, left_bytes)
+        return left_bytes
 
     def may_fit(self, missing_bytes: int, *, elastic: bool) -> bool:
         """Whether some limit above the guarantee has room for this. That of resident memory is the guarantee, whatever the other one is. Of what processes
@@ -234,7 +262,8 @@ class GpuAccounts:
             exact=exact, opened_bytes=opened_bytes, orphaned_bytes=orphaned_bytes, made_bytes=record.made_bytes,
         )  # fmt: skip
         context.measured_bytes = measured_bytes
-        if exact and record.made_bytes == 0:
+        # one that did not wait for its measure is known once its records rest
+        if (exact or context.still) and record.made_bytes == 0:
             record.made_bytes = context.bytes
         elif 0 < measured_bytes < record.made_bytes and at_s >= context.counts_from_s:
             record.made_bytes = measured_bytes  # other processes' contexts were larger: that was an estimate

@@ -13,7 +13,7 @@ happened since, so it need not wait for the answer. A promise does not count as 
 waits until they expire or are redeemed. Nothing is promised while a request waits, so that wait is bounded.
 
 Memory that processes share is charged once, whichever process ends first (`vgpu/memory/shared.py`). `vgpu/memory/accounts.py` has the free memory of a GPU.
-What fits into the container's limits must also be free on the GPU, where containers may burst (`vgpu/memory/node_requests.py`).
+What fits into the container's limits must also be free on the GPU, where containers may burst (`vgpu/memory/node_requests.py`, `vgpu/memory/ceiling.py`).
 Units: bytes; time in seconds of any one clock.
 """
 
@@ -353,6 +353,8 @@ class Ledger:
         """Answer requests from the head of the queue until one has to wait for the container's own processes."""
         gpu = self._gpus[number]
         events: list[Event] = []
+        if gpu.requests:
+            self._node.read_ceiling(number)
         while gpu.requests and now_s >= self._opens_at_s:
             request = gpu.requests[0]
             free_bytes = gpu.left_bytes(elastic=request.elastic, promised=True)
@@ -379,7 +381,7 @@ class Ledger:
     def _denied(self, number: int, request: LeaseRequest, now_s: float) -> Denied:
         if request.context:
             self._gpus[number].records[request.process].context.counts_from_s = now_s
-        return Denied(request.process, number, request.seq)
+        return Denied(request.process, number, request.seq, self._gpus[number].refusal(request))
 
     def _due_s(self, number: int, head: LeaseRequest) -> float:
         """When the first request of a GPU is decided without a further event. If it waits for promises alone: when they expire."""
@@ -391,9 +393,8 @@ class Ledger:
     def _recall(self, number: int, request: LeaseRequest, missing_bytes: int, now_s: float) -> list[Event]:
         """Recall once what a request lacks, unless no recall could make it fit, and once more from siblings that have just answered an earlier recall."""
         gpu = self._gpus[number]
-        hopeless = gpu.shared.missing_bytes(request.key, request.need_bytes) > gpu.most_bytes(elastic=request.elastic)
         answered_others = request.owed and not request.waits_for
-        if hopeless or (request.recalled and not answered_others):
+        if gpu.is_hopeless(request) or (request.recalled and not answered_others):
             request.recalled = True
             return []
         return self._recalls.begin(number, request, missing_bytes, now_s)

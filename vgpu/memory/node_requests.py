@@ -50,6 +50,10 @@ class NodeRequests:
         """Whether memory of this GPU may have to be taken from other containers first."""
         return self._node is not None and self._node.decides(gpu)
 
+    def read_ceiling(self, gpu: int) -> None:
+        """Before a decision: what the host pool and the GPU can ever give."""
+        self._gpus[gpu].ceiling = self._node.ceiling(gpu) if self._node is not None and self.decides(gpu) else None
+
     def request(
         self, gpu: int, request: LeaseRequest, missing_bytes: int, free_bytes: int, now_s: float
     ) -> Event | NodeAnswer:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from vgpu.memory.ceiling import Ceiling, Refusal
 from vgpu.memory.context import ContextMeasure
 
 
@@ -82,6 +83,8 @@ class Denied:
     process: int
     gpu: int
     seq: int
+    refusal: Refusal | None = None
+    """Why, if its container's limits allow it and it can never be granted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,9 @@ class NodeRoom(Protocol):
 
     def decides(self, gpu: int) -> bool:
         """Whether this GPU's containers may burst, so that requests need its decision."""
+
+    def ceiling(self, gpu: int) -> Ceiling | None:
+        """The most that the container can ever have in all; None: not known."""
 
     def use(self, gpu: int, claimed_bytes: tuple[int, int]) -> None:
         """What the container has now, as `Ledger.claimed_bytes`."""

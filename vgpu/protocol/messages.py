@@ -63,8 +63,10 @@ class Leased:
     """Arbiter: the answer to a Lease, with its seq."""
 
     gpu: int
-    refused: bool
+    refused: int
+    """`vgpu.memory.ceiling.RefusedBy`."""
     granted_bytes: int
+    """Refused by host pool or GPU: the size of that."""
     unleased_bytes: int
 
 

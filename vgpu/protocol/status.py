@@ -143,6 +143,8 @@ class SwapStatus(msgspec.Struct, frozen=True):
     """What follows: evict or keep."""
     no_pool: str = ""
     """Why no memory can be moved from one of its GPUs: the host pool is not ready. Empty = it can, or an earlier arbiter."""
+    pool_full: str = ""
+    """Why requests of its processes wait for room in the host pool. Empty = none does, or an earlier arbiter."""
 
 
 class UnenforcedStatus(msgspec.Struct, frozen=True):

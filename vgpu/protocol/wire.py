@@ -166,7 +166,7 @@ def _body(message: Message) -> bytes:
         case Lease(gpu, need, want, kind):
             return _LEASE.pack(gpu, kind, need, want)
         case Leased(gpu, refused, granted, unleased):
-            return _LEASED.pack(gpu, int(refused), granted, unleased)
+            return _LEASED.pack(gpu, refused, granted, unleased)
         case Return(gpu, amount, kind):
             return _AMOUNT.pack(gpu, kind, amount)
         case Recall(gpu, amount):
@@ -250,7 +250,7 @@ def _message(number: int, body: bytes) -> Message:
             return Lease(_gpu(gpu), need, want, _lease_kind(kind))
         case 4:
             gpu, refused, granted, unleased = _LEASED.unpack(body)
-            return Leased(_gpu(gpu), bool(refused), granted, unleased)
+            return Leased(_gpu(gpu), refused, granted, unleased)
         case 5:
             gpu, kind, amount = _AMOUNT.unpack(body)
             return Return(_gpu(gpu), amount, _lease_kind(kind))

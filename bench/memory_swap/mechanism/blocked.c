@@ -24,7 +24,7 @@
 #include "channels.h"
 #include "figures.h"
 
-enum { DEADLINE_S = 8, SETTLE_US = 300000, COUNTERS = 1024, THREADS = 256, LAUNCHES = 20000 };
+enum { DEADLINE_S = 8, SETTLE_US = 300000, COUNTERS = 1024, THREADS = 256, LAUNCHES = 20000, STACK = 16384 };
 #define BLOCK (64 * MIB)
 
 static const char code[] =
@@ -52,7 +52,7 @@ static CUdeviceptr plain;
 static CUmemoryPool pool;
 static CUgraph graph;
 static CUgraphExec executable;
-static void *pinned, *pageable, *unregistered;
+static void *pinned, *pageable, *unregistered, *registered;
 static volatile int *flag;
 static volatile bool over; /* set when the channels are enabled */
 
@@ -67,18 +67,27 @@ static int mem_free(void) { return (int)cuMemFree(plain); }
 static int mem_alloc(void) { return (int)cuMemAlloc(&plain, BLOCK); }
 static int mem_host_alloc(void) { return (int)cuMemHostAlloc(&pinned, BLOCK, 0); }
 static int mem_free_host(void) { return (int)cuMemFreeHost(pinned); }
+static int mem_host_unregister(void) { return (int)cuMemHostUnregister(registered); }
 static int mem_host_register(void) { return (int)cuMemHostRegister(unregistered, BLOCK, 0); }
 static int module_unload(void) { return (int)cuModuleUnload(other_module); }
 static int module_load_data(void) { return (int)cuModuleLoadData(&other_module, code); }
 static int ctx_synchronize(void) { return (int)cuCtxSynchronize(); }
 static int stream_synchronize(void) { return (int)cuStreamSynchronize(busy); }
 static int stream_create(void) { return (int)cuStreamCreate(&idle, CU_STREAM_NON_BLOCKING); }
+static int stream_query(void) { return (int)cuStreamQuery(busy); } /* 600: the kernel has not ended */
+static int ctx_set_limit(void) { return (int)cuCtxSetLimit(CU_LIMIT_STACK_SIZE, STACK); } /* larger stacks: the driver exchanges them */
 static int stream_destroy(void) { return (int)cuStreamDestroy(busy); }
 static int event_synchronize(void) { return (int)cuEventSynchronize(event); }
 static int memcpy_pageable(void) { return (int)cuMemcpyHtoD(plain, pageable, BLOCK); }
 static int memcpy_pinned(void) { return (int)cuMemcpyDtoH(pinned, plain, BLOCK); }
 static int graph_instantiate(void) { return (int)cuGraphInstantiateWithFlags(&executable, graph, 0); }
 static int mem_pool_trim(void) { return (int)cuMemPoolTrimTo(pool, 0); }
+
+static int stream_is_capturing(void)
+{
+    CUstreamCaptureStatus status;
+    return (int)cuStreamIsCapturing(busy, &status);
+}
 
 static int memset_and_wait(void)
 {
@@ -148,12 +157,16 @@ static const struct {
     {"cuMemHostAlloc", mem_host_alloc},
     {"cuMemFreeHost", mem_free_host},
     {"cuMemHostRegister", mem_host_register},
+    {"cuMemHostUnregister", mem_host_unregister},
     {"cuModuleUnload", module_unload},
     {"cuModuleLoadData", module_load_data},
     {"cuCtxSynchronize", ctx_synchronize},
     {"cuStreamSynchronize", stream_synchronize},
     {"cuStreamCreate", stream_create},
     {"cuStreamDestroy", stream_destroy},
+    {"cuStreamQuery", stream_query},
+    {"cuStreamIsCapturing", stream_is_capturing},
+    {"cuCtxSetLimit", ctx_set_limit},
     {"cuEventSynchronize", event_synchronize},
     {"cuMemcpyHtoD_pageable", memcpy_pageable},
     {"cuMemcpyDtoH_pinned", memcpy_pinned},
@@ -276,6 +289,9 @@ static void prepare(void)
     pageable = calloc(1, BLOCK);
     unregistered = aligned_alloc(4096, BLOCK);
     memset(unregistered, 1, BLOCK);
+    registered = aligned_alloc(4096, BLOCK);
+    memset(registered, 1, BLOCK);
+    CHECK(cuMemHostRegister(registered, BLOCK, 0));
     CHECK(cuMemcpyHtoD(plain, pageable, BLOCK)); /* copies both ways make the channels of copies */
     CHECK(cuMemcpyDtoH(pinned, plain, BLOCK));
     CHECK(launch_nothing(idle));

@@ -56,10 +56,28 @@ static CUresult copy_2d(struct job *job, const CUDA_MEMCPY2D *how)
     return CUDA_SUCCESS;
 }
 
-static CUresult copy_nothing(struct job *job, const void *how)
+/* Planes that follow each other are copied; of others the values are not kept. */
+static CUresult copy_3d(struct job *job, const CUDA_MEMCPY3D *how)
 {
-    *job = (struct job){.kind = JOB_COPY};
-    return must(how != NULL, CUDA_ERROR_INVALID_VALUE);
+    CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
+    if (how->Depth != 1 && (how->srcHeight != how->Height || how->dstHeight != how->Height)) {
+        *job = (struct job){.kind = JOB_COPY};
+        return CUDA_SUCCESS;
+    }
+    return copy_2d(job, &(CUDA_MEMCPY2D){
+        how->srcXInBytes, how->srcZ * how->srcHeight + how->srcY, how->srcMemoryType, how->srcHost, how->srcDevice, how->srcArray, how->srcPitch,
+        how->dstXInBytes, how->dstZ * how->dstHeight + how->dstY, how->dstMemoryType, how->dstHost, how->dstDevice, how->dstArray, how->dstPitch,
+        how->WidthInBytes, how->Height * how->Depth});
+}
+
+static CUresult copy_3d_peer(struct job *job, const CUDA_MEMCPY3D_PEER *how)
+{
+    TRY(copy_3d(job, how));
+    CHECK((how->srcMemoryType == CU_MEMORYTYPE_ARRAY || context_ok(how->srcContext)) && (how->dstMemoryType == CU_MEMORYTYPE_ARRAY || context_ok(how->dstContext)),
+          CUDA_ERROR_INVALID_CONTEXT);
+    job->at_ctx = how->dstContext;
+    job->from_ctx = how->srcContext;
+    return CUDA_SUCCESS;
 }
 
 /* Rows of count elements of width bytes. */

@@ -11,13 +11,12 @@
 #include "link/link.h"
 #include "memory/memory.h"
 
+#include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 
 enum {
     BLOCKS_MOST = 8192, /* at a time: 128 messages on a new connection; specified */
-    ANSWER_MS = 2000,   /* guessed: it takes milliseconds */
-    LATE_MS = 10        /* a thread that slept for 1 ms and took longer did not run; guessed */
+    ANSWER_MS = 2000    /* guessed: it takes milliseconds */
 };
 
 static struct elastic *const elastic = &tangram.elastic;
@@ -157,7 +156,10 @@ static void end(struct elastic_region *region)
         region_end_away(region);
         link_return_used(gpu, WIRE_ELASTIC, bytes);
     }
+    pthread_mutex_lock(&tangram.link.lock);
     atomic_fetch_sub(&gpu->discarding_bytes, bytes);
+    pthread_cond_broadcast(&tangram.link.changed);
+    pthread_mutex_unlock(&tangram.link.lock);
 }
 
 static void end_gone(bool all)
@@ -189,24 +191,15 @@ void discard_end_all(void)
     end_gone(true);
 }
 
-/* Returns for how long this thread did not run, as link_wait_for_packet. */
-static uint64_t sleep_a_moment(void)
-{
-    const struct timespec moment = {0, 1000000};
-    const uint64_t begun_ms = now_ms();
-    nanosleep(&moment, NULL);
-    const uint64_t took_ms = now_ms() - begun_ms;
-    return took_ms > LATE_MS ? took_ms : 0;
-}
-
 bool discard_wait(struct gpu *gpu)
 {
-    uint64_t until_ms = now_ms() + ANSWER_MS;
     if (atomic_load(&gpu->discarding_bytes) == 0)
         return false;
     struct quiet quiet = quiet_begin();
-    while (atomic_load(&gpu->discarding_bytes) > 0 && now_ms() < until_ms && !helper_ended())
-        until_ms += sleep_a_moment();
+    pthread_mutex_lock(&tangram.link.lock);
+    for (uint64_t until_ms = now_ms() + ANSWER_MS; atomic_load(&gpu->discarding_bytes) > 0 && now_ms() < until_ms && !helper_ended();)
+        until_ms += link_wait_slice(until_ms, link_wait_until); /* `end` wakes it */
+    pthread_mutex_unlock(&tangram.link.lock);
     quiet_end(quiet);
     return atomic_load(&gpu->discarding_bytes) == 0;
 }

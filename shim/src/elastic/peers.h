@@ -59,10 +59,13 @@ static inline CUmemAccess_flags access_of(const struct access *others, CUdevice 
 
 /* across.c: a copy that the driver would refuse, because one end is memory of another GPU that the copying device has no access to. */
 struct across {
-    enum { ACROSS_NOT, ACROSS_PEER, ACROSS_CURRENT } how; /* by cuMemcpyPeer; with `to` current */
+    enum { ACROSS_NOT, ACROSS_PEER, ACROSS_CURRENT } how; /* by cuMemcpyPeer or cuMemcpy3DPeer; with `to` current */
     CUcontext to, from;
 };
 struct across across_look(CUdeviceptr to, CUdeviceptr from, CUstream stream);
+/* The same of copies in two and three dimensions, by cuMemcpy3DPeer: *peer is what to pass to it. */
+struct across across_look_2d(const CUDA_MEMCPY2D *how, CUstream stream, CUDA_MEMCPY3D_PEER *peer);
+struct across across_look_3d(const CUDA_MEMCPY3D *how, CUstream stream, CUDA_MEMCPY3D_PEER *peer);
 CUresult across_begin(CUcontext context, int per_thread); /* makes it current, when what is in the default stream has ended */
 void across_end(void);
 

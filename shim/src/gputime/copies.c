@@ -56,4 +56,44 @@
         activity_something_synced();                                                                                           \
         return rc;                                                                                                             \
     }
+/* The same in two or three dimensions. */
+#define AT_ONCE_BOX(name, look, base, since, ptds, params, ...)                                                                \
+    static CUresult name##_across params                                                                                       \
+    {                                                                                                                          \
+        CUDA_MEMCPY3D_PEER box;                                                                                                \
+        const struct across across = look(how, (CUstream)(uintptr_t)(ptds ? 2 : 0), &box);                                     \
+        if (across.how == ACROSS_PEER && HAS(cuMemcpy3DPeer))                                                                  \
+            return ptds && HAS(cuMemcpy3DPeer_ptds) ? tangram.driver.cuMemcpy3DPeer_ptds(&box)                                 \
+                                                    : tangram.driver.cuMemcpy3DPeer(&box);                                     \
+        CUresult rc = across.how == ACROSS_CURRENT ? across_begin(across.to, ptds) : CUDA_SUCCESS;                             \
+        if (rc != CUDA_SUCCESS)                                                                                                \
+            return rc;                                                                                                         \
+        rc = tangram.driver.name(how);                                                                                         \
+        if (across.how == ACROSS_CURRENT)                                                                                      \
+            across_end();                                                                                                      \
+        return rc;                                                                                                             \
+    }                                                                                                                          \
+    EXPORT CUresult name params                                                                                                \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        activity_other(NULL, ptds);                                                                                            \
+        const struct activity_call call = activity_call_begins();                                                              \
+        CUresult rc = UNLIKELY(atomic_load_explicit(&tangram.hot.several_gpus, memory_order_relaxed)) ? name##_across(how)     \
+                                                                                                      : tangram.driver.name(how); \
+        activity_call_ends(call);                                                                                              \
+        activity_something_synced();                                                                                           \
+        return rc;                                                                                                             \
+    }
+#define INTO_BOX(name, look, base, since, ptds, stream, params, ...)                                                           \
+    EXPORT CUresult name params                                                                                                \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        activity_other(stream, ptds);                                                                                          \
+        CUDA_MEMCPY3D_PEER box;                                                                                                \
+        if (UNLIKELY(atomic_load_explicit(&tangram.hot.several_gpus, memory_order_relaxed)) && HAS(cuMemcpy3DPeerAsync) &&      \
+            look(how, ptds && stream == NULL ? (CUstream)(uintptr_t)2 : stream, &box).how == ACROSS_PEER)                      \
+            return ptds && HAS(cuMemcpy3DPeerAsync_ptsz) ? tangram.driver.cuMemcpy3DPeerAsync_ptsz(&box, stream)               \
+                                                         : tangram.driver.cuMemcpy3DPeerAsync(&box, stream);                   \
+        return tangram.driver.name(how, stream);                                                                               \
+    }
 #include "gputime/copies.def"

@@ -73,6 +73,10 @@ static void leased(uint32_t seq, const struct wire_leased *in)
         atomic_fetch_add(leased_of(gpu, kind), granted);
     link_->lease_answer = *in;
     link_->lease_answer.granted_bytes = granted;
+    if (gpu != NULL) {
+        atomic_store(&gpu->ceiling_bytes, in->refused >= WIRE_BY_POOL ? in->granted_bytes : 0);
+        atomic_store(&gpu->ceiling_by, in->refused >= WIRE_BY_POOL ? in->refused : WIRE_GRANTED);
+    }
     if (answers(&link_->lease, seq))
         return;
     if (granted > 0)

@@ -144,6 +144,7 @@ static enum link_answer request_once(struct gpu *gpu, enum wire_lease_kind kind,
 {
     struct wire_lease lease = {.gpu = (uint32_t)atomic_load(&gpu->wire), .kind = kind, .need_bytes = need_bytes, .want_bytes = want_bytes};
     link_->lease = (struct awaited){.seq = link_next_seq() | (kind == WIRE_ELASTIC ? WIRE_SEQ_ELASTIC : 0)};
+    atomic_store(&gpu->ceiling_by, WIRE_GRANTED);
     bool sent = wire_send(&link_->end, WIRE_LEASE, link_->lease.seq, &lease, sizeof lease);
     if (!reached(sent) || !answered_in_time(&link_->lease, PATIENCE_MS))
         return link_->lease.overdue ? LINK_REFUSED : LINK_ABSENT;

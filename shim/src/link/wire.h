@@ -141,9 +141,11 @@ struct wire_lease {
     uint64_t need_bytes, want_bytes;
 };
 
+enum wire_refused { WIRE_GRANTED = 0, WIRE_BY_LIMIT = 1, WIRE_BY_POOL = 2, WIRE_BY_GPU = 3 /* the last two can never be granted */ };
+
 struct wire_leased {
-    uint32_t gpu, refused;
-    uint64_t granted_bytes, unleased_bytes;
+    uint32_t gpu, refused; /* enum wire_refused */
+    uint64_t granted_bytes /* refused by pool or GPU: the size of that */, unleased_bytes;
 };
 
 struct wire_amount { /* RETURN, RECALL, SWAP_OUT and PENDING */

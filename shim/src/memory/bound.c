@@ -9,12 +9,33 @@
  */
 #include "memory/bound.h"
 
+#include <pthread.h>
 #include <string.h>
 
 #include "memory/memory.h"
 #include "memory/pool.h"
 
 static const uint64_t AT_ONCE = 16 * MIB; /* requested together; guessed */
+
+/* Of a thread inside such a call. It is not cancelled there: the call would count as under way for ever, and what was reserved for it would stay reserved. */
+static _Thread_local struct {
+    unsigned depth;
+    int cancelling; /* the thread's state before */
+} calls __attribute__((tls_model("initial-exec"))); /* as gpu.c */
+
+static void enter(struct bound *bound)
+{
+    if (calls.depth++ == 0)
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &calls.cancelling);
+    atomic_fetch_add(&bound->inside, 1);
+}
+
+static void leave(struct bound *bound)
+{
+    atomic_fetch_sub(&bound->inside, 1);
+    if (--calls.depth == 0)
+        pthread_setcancelstate(calls.cancelling, NULL);
+}
 
 static struct bound *bound_of(const struct gpu *gpu)
 {
@@ -64,7 +85,7 @@ bool bound_begin(struct gpu *gpu, uint64_t bytes)
     if (gpu == NULL || gpu->closed)
         return true;
     struct bound *bound = bound_of(gpu);
-    atomic_fetch_add(&bound->inside, 1); /* first: see bound_settle */
+    enter(bound); /* first: see bound_settle */
     if (take(bound, bytes))
         return true;
     const bool possible = bytes <= lease_limit_bytes(gpu, WIRE_RESIDENT);
@@ -78,7 +99,7 @@ bool bound_begin(struct gpu *gpu, uint64_t bytes)
     if (answer == LINK_ABSENT)
         warn(WARN_AWAY, "the arbiter does not answer at %s: new GPU memory is refused until it does", tangram.grant.socket);
     if (answer != LINK_GRANTED)
-        atomic_fetch_sub(&bound->inside, 1);
+        leave(bound);
     return answer == LINK_GRANTED;
 }
 
@@ -86,7 +107,7 @@ void bound_end(struct gpu *gpu)
 {
     if (gpu == NULL || gpu->closed)
         return;
-    atomic_fetch_sub(&bound_of(gpu)->inside, 1);
+    leave(bound_of(gpu));
     if (UNLIKELY(!link_has_helper()))
         bound_settle(gpu);
 }

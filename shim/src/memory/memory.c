@@ -15,6 +15,25 @@
 #include "hooks/hook.h"
 #include "memory/pool.h"
 
+/* Nothing that others do could grant it: the program sees only that the GPU is out of memory, while cuMemGetInfo has some free. */
+static void warn_ceiling(struct gpu *gpu, uint64_t bytes)
+{
+    const uint32_t by = atomic_load(&gpu->ceiling_by);
+    if (by == WIRE_GRANTED)
+        return;
+    const uint64_t guarantee_mib = lease_limit_bytes(gpu, WIRE_RESIDENT) / MIB, size_mib = atomic_load(&gpu->ceiling_bytes) / MIB;
+    const uint64_t limit = atomic_load(&gpu->limit_bytes), free_bytes = lease_free_bytes(gpu);
+    const unsigned long long mib = (bytes + MIB - 1) / MIB, has_mib = (limit > free_bytes ? limit - free_bytes : 0) / MIB;
+    if (by == WIRE_BY_POOL)
+        warn(WARN_CEILING,
+             "an allocation of %llu MiB on GPU %u fails: the container has %llu MiB, its guarantee is %llu MiB, and what is above it must fit into the "
+             "host pool of %llu MiB (burst.hostPool)",
+             mib, gpu->at, has_mib, (unsigned long long)guarantee_mib, (unsigned long long)size_mib);
+    else
+        warn(WARN_CEILING, "an allocation of %llu MiB on GPU %u fails: the container has %llu MiB, and the GPU has %llu MiB for containers", mib, gpu->at,
+             has_mib, (unsigned long long)size_mib);
+}
+
 bool reserve_as(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
 {
     if (lease_reserve_as(gpu, kind, bytes))
@@ -25,7 +44,10 @@ bool reserve_as(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
         return true;
     if (bound_settle(gpu) && lease_reserve_as(gpu, kind, bytes)) /* reserved for code and streams, and not needed */
         return true;
-    return discard_wait(gpu) && lease_reserve_as(gpu, kind, bytes);
+    if (discard_wait(gpu) && lease_reserve_as(gpu, kind, bytes))
+        return true;
+    warn_ceiling(gpu, bytes);
+    return false;
 }
 
 bool reserve(struct gpu *gpu, uint64_t bytes)

@@ -94,6 +94,17 @@ class Copy2D(ctypes.Structure):
     )  # fmt: skip
 
 
+def _end_of_3d(of: str) -> tuple[tuple[str, type], ...]:
+    return (
+        (f"{of}_x", c_size_t), (f"{of}_y", c_size_t), (f"{of}_z", c_size_t), (f"{of}_level", c_size_t), (f"{of}_type", c_int), (f"{of}_host", c_void_p),
+        (f"{of}_device", c_uint64), (f"{of}_array", c_void_p), (f"{of}_reserved", c_void_p), (f"{of}_pitch", c_size_t), (f"{of}_height", c_size_t),
+    )  # fmt: skip
+
+
+class Copy3D(ctypes.Structure):
+    _fields_ = (*_end_of_3d("src"), *_end_of_3d("dst"), ("width", c_size_t), ("height", c_size_t), ("depth", c_size_t))
+
+
 class IpcHandle(ctypes.Structure):
     _fields_ = (("raw", ctypes.c_ubyte * 64),)
 

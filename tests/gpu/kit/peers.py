@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import byref, c_char, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
-from typing import Any
+from typing import Any, Final
 
 import cuda
 import kernels
@@ -149,9 +149,33 @@ def _graph(to: int, from_: int) -> int:
     return code or cuda.call("cuGraphLaunch", exec_, stream) or cuda.call("cuStreamSynchronize", stream)
 
 
-def _two_dimensions(to: int, from_: int) -> int:
-    how = cuda.Copy2D(src_type=2, src_device=from_, src_pitch=FEW, dst_type=2, dst_device=to, dst_pitch=FEW, width=FEW, height=SIZE // FEW)  # fmt: skip
-    return cuda.call("cuMemcpy2D_v2", byref(how))
+UNIFIED: Final = 4
+
+
+def _two_dimensions(to: int, from_: int) -> cuda.Copy2D:
+    return cuda.Copy2D(src_type=2, src_device=from_, src_pitch=FEW, dst_type=2, dst_device=to, dst_pitch=FEW, width=FEW, height=SIZE // FEW)  # fmt: skip
+
+
+def _three_dimensions(to: int, from_: int) -> cuda.Copy3D:
+    """Two planes. By unified addresses."""
+    rows = SIZE // FEW // 2
+    return cuda.Copy3D(
+        src_type=UNIFIED, src_device=from_, src_pitch=FEW, src_height=rows, dst_type=UNIFIED, dst_device=to, dst_pitch=FEW, dst_height=rows,
+        width=FEW, height=rows, depth=2,
+    )  # fmt: skip
+
+
+def _from_host(to: int) -> cuda.Copy2D:
+    return cuda.Copy2D(
+        src_type=cuda.HOST,
+        src_host=_host.value,
+        src_pitch=FEW,
+        dst_type=2,
+        dst_device=to,
+        dst_pitch=FEW,
+        width=FEW,
+        height=1,
+    )
 
 
 def _waited(code: int) -> int:
@@ -164,13 +188,18 @@ COPIES: dict[str, Callable[[int, int, int], int]] = {
     "cuMemcpyAsync": lambda to, from_, _: _waited(cuda.call("cuMemcpyAsync", c_uint64(to), c_uint64(from_), c_size_t(SIZE), None)),
     "cuMemcpyDtoDAsync": lambda to, from_, _: _waited(cuda.call("cuMemcpyDtoDAsync_v2", c_uint64(to), c_uint64(from_), c_size_t(SIZE), None)),
     "cuMemcpyPeer": lambda to, from_, of: _waited(cuda.call("cuMemcpyPeer", c_uint64(to), _contexts[1 - of], c_uint64(from_), _contexts[of], c_size_t(SIZE))),
-    "cuMemcpy2D": lambda to, from_, _: _waited(_two_dimensions(to, from_)),
+    "cuMemcpy2D": lambda to, from_, _: _waited(cuda.call("cuMemcpy2D_v2", byref(_two_dimensions(to, from_)))),
+    "cuMemcpy2DUnaligned": lambda to, from_, _: _waited(cuda.call("cuMemcpy2DUnaligned_v2", byref(_two_dimensions(to, from_)))),
+    "cuMemcpy2DAsync": lambda to, from_, _: _waited(cuda.call("cuMemcpy2DAsync_v2", byref(_two_dimensions(to, from_)), None)),
+    "cuMemcpy3D": lambda to, from_, _: _waited(cuda.call("cuMemcpy3D_v2", byref(_three_dimensions(to, from_)))),
+    "cuMemcpy3DAsync": lambda to, from_, _: _waited(cuda.call("cuMemcpy3DAsync_v2", byref(_three_dimensions(to, from_)), None)),
     "a graph of cuMemcpyAsync": lambda to, from_, _: _graph(to, from_),
 }  # fmt: skip
 """Name -> of an address, from another one, which is of that device."""
 HOST: dict[str, Callable[[int], int]] = {
     "cuMemcpyHtoD": lambda at: cuda.call("cuMemcpyHtoD_v2", c_uint64(at), _host, c_size_t(SIZE)),
     "cuMemcpy from the host": lambda at: cuda.call("cuMemcpy", c_uint64(at), c_uint64(_host.value or 0), c_size_t(SIZE)),
+    "cuMemcpy2D from the host": lambda at: _waited(cuda.call("cuMemcpy2D_v2", byref(_from_host(at)))),
     "cuMemcpyDtoH": lambda at: cuda.call("cuMemcpyDtoH_v2", _host, c_uint64(at), c_size_t(SIZE)),
     "cuMemcpyHtoDAsync": lambda at: _waited(cuda.call("cuMemcpyHtoDAsync_v2", c_uint64(at), _host, c_size_t(SIZE), None)),
     "cuMemsetD8": lambda at: _waited(cuda.call("cuMemsetD8_v2", c_uint64(at), c_ubyte(3), c_size_t(SIZE))),

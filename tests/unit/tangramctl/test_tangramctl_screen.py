@@ -160,6 +160,10 @@ def shown(found: ContainerStatus) -> list[str]:
             ],
         ),
         (
+            {"waiting": 1, "pool_full": "the host pool of GPU-a is full"},
+            ["default/a/main: 1 request waits for memory: the host pool of GPU-a is full"],
+        ),
+        (
             {"no_pool": "memory cannot be registered"},
             [
                 "default/a/main gets no memory above its guarantee: the host pool is not ready: memory cannot be registered"

@@ -7,7 +7,7 @@ from math import inf
 
 from vgpu.memory.swap.actions import Action, CancelSwapOut, Grant, Refuse, SwapIn, SwapOut
 from vgpu.memory.swap.container import ContainerState
-from vgpu.memory.swap.room import Budget, GpuRoom, MemoryRequest
+from vgpu.memory.swap.room import Budget, GpuRoom, MemoryRequest, PoolWait
 from vgpu.memory.swap.settings import SwapSettings
 from vgpu.memory.swap.turns import Turns
 from vgpu.memory.swap.victims import choose
@@ -21,7 +21,7 @@ class Plan:
 
     `actions`: what to do. `again_s`: when another decision may differ without a further event. `room`: container that comes back -> GPU -> bytes
     that it may take now. `guaranteed`: GPU -> containers that wait there for memory within their guarantees. `short`: the GPUs on which
-    all that can give way is not enough for them.
+    all that can give way is not enough for them. `pool_waits`: containers with a request that waits for room in the host pool.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Plan:
         self.room: dict[str, dict[str, int]] = {}
         self.guaranteed: dict[str, set[str]] = {}
         self.short: set[str] = set()
+        self.pool_waits: dict[str, PoolWait] = {}
         self._blocked: set[str] = set()
         """GPUs on which an earlier one in the order waits until others give way."""
         self._by_worth: list[ContainerState] | None = None
@@ -93,7 +94,8 @@ class Plan:
         """After all were served: one that may not wait gets what is free."""
         for request in [one for of in requests.values() for one in of]:
             if request.id in self._requests and self._is_late(request):
-                self._refuse(request, "no memory above the guarantee became free in time")
+                waited = self.pool_waits.pop(request.name, None)
+                self._refuse(request, waited.text if waited else "no memory above the guarantee became free in time")
 
     def _until_s(self, request: MemoryRequest) -> float:
         """When it is refused. Whether a container that has just started can swap is known within a moment: it is waited for in any case."""
@@ -206,9 +208,12 @@ class Plan:
         gpu = request.gpu
         if not self._rooms[gpu].ready or not state.able:
             return
-        if self._more_excess(request) > self.budget.pool[gpu]:
+        if (more := self._more_excess(request)) > self.budget.pool[gpu]:
+            wait = PoolWait(gpu, more, self.budget.pool[gpu], self._rooms[gpu].pool)
             if self._settings.pool_full == "refuse":
-                self._refuse(request, "the host pool is full")
+                self._refuse(request, wait.text)
+            else:
+                self.pool_waits.setdefault(state.name, wait)
             return
         if self._is_late(request) and self.budget.now[gpu] < request.bytes:
             return  # nobody gives way to it any more

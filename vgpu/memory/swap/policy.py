@@ -12,6 +12,7 @@ The rules, in their order
     victims    The least urgent give way first, then the longest idle, then the last in the order of turns. No container gives way whose part
                those before it can move (`victims`).
     pool       Memory above the guarantee is granted only while the host pool has room for all excess of its GPU. So reclaim never lacks room.
+               What the whole pool could not hold was refused before (`vgpu.memory.ceiling`); what waits for room is in `pool_waits`.
     turns      Containers that lack memory above their guarantees come in an order: those that starve, class, level, served least for its weight. A
                container with work gives way to one before it in that order after its quantum, to a more urgent class at once, and an idle one after
                a short time (`turns`). The first that has to wait keeps those behind it from driving others out, so it gets the next
@@ -33,6 +34,7 @@ what is made before it has left.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from typing import Final
 
@@ -65,7 +67,7 @@ from vgpu.memory.swap.events import (
     Working,
 )
 from vgpu.memory.swap.plan import PRECISION_S, Plan
-from vgpu.memory.swap.room import GpuRoom, MemoryRequest
+from vgpu.memory.swap.room import GpuRoom, MemoryRequest, PoolWait
 from vgpu.memory.swap.settings import SwapSettings
 from vgpu.memory.swap.timeouts import Timeouts
 from vgpu.memory.swap.turns import Turns
@@ -88,6 +90,8 @@ class SwapPolicy:
         self._timeouts = Timeouts(self._settings, self._rooms)
         self._reports: list[Action] = []
         self._room: dict[str, dict[str, int]] = {}
+        self.pool_waits: Mapping[str, PoolWait] = {}
+        """Containers with a request that waits for room in the host pool, since the last decision."""
         self._now_s = -inf
         self._again_s = inf
 
@@ -119,7 +123,7 @@ class SwapPolicy:
         self._advance(now_s)
         plan = Plan(self._states, self._rooms, self._requests, self._settings, self._turns, now_s)
         ends = self._timeouts.decide(self._states.values(), plan)
-        self._room, self._again_s = plan.room, plan.again_s
+        self._room, self._again_s, self.pool_waits = plan.room, plan.again_s, plan.pool_waits
         for state in self._states.values():
             self._again_s = min(self._again_s, self._next_s(state))
         reports, self._reports = self._reports, []

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from vgpu.memory.swap.container import ContainerState
+
+MIB: Final = 2**20
 
 
 @dataclass(slots=True)
@@ -33,6 +36,25 @@ class MemoryRequest:
     until_s: float
     """When it is refused, if it is above the guarantee."""
     came_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolWait:
+    """A request above the guarantee that waits until the host pool of its GPU has room."""
+
+    gpu: str
+    need_bytes: int
+    """What it adds above the guarantee."""
+    left_bytes: int
+    pool_bytes: int
+
+    @property
+    def text(self) -> str:
+        """Why it waits."""
+        return (
+            f"the host pool of {self.gpu} is full: {self.need_bytes // MIB} MiB more above the guarantee need room there, and "
+            f"{max(0, self.left_bytes) // MIB} of {self.pool_bytes // MIB} MiB are left beside what all containers have above theirs (burst.hostPool)"
+        )
 
 
 class Budget:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from arbiter.connection import Connection
 from arbiter.swap.results import Notice, Stated
 from tests.unit.arbiter.conftest import GPU, MIB, OTHER_GPU
+from vgpu.memory.ceiling import Ceiling
 from vgpu.memory.records import NodeAnswer
 from vgpu.memory.swap.events import MemoryContract
 
@@ -36,6 +37,7 @@ class NodeDouble:
         """GPUs of which it is not known whether memory can be moved from them."""
         self.elastic: dict[int, int] = {}
         self.statements: list[Stated] = []
+        self.most: Ceiling | None = None
         self._decided: list[Decided] = []
 
     def decide(self, *, granted: bool) -> None:
@@ -80,6 +82,9 @@ class NodeDouble:
 
     def use(self, name: str, gpu: str, resident_bytes: int, elastic_bytes: int) -> None:
         self.used[name, gpu] = resident_bytes // MIB, elastic_bytes // MIB
+
+    def ceiling(self, *_: str) -> Ceiling | None:
+        return self.most
 
     def decides(self, _: str) -> bool:
         return True

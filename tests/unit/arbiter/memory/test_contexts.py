@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from arbiter import host
-from arbiter.memory.contexts import NodeMemory
+from arbiter.memory.contexts import MEASURED_WITHIN_S, MeasureRequest, NodeMemory
 from arbiter.memory.meter import MemoryReading, SeenProcess
 from arbiter.memory.over_limit import REMEMBERED_S
 from arbiter.server import ArbiterServer
@@ -55,6 +55,31 @@ def test_the_first_context_is_measured_and_the_next_is_held_for(node: ArbiterNod
     assert first.page[0] == 700 * MIB
     second = node.process()
     assert begin(second) == wire.Leased(0, False, 300 * MIB, 400 * MIB)
+
+
+def test_what_a_process_allocates_that_waits_no_longer_for_its_measure_is_no_context(
+    node: ArbiterNode, meter: HandMeter
+) -> None:
+    """It states nothing before its next second."""
+    node.start()
+    node.allocate("k", a_grant())
+    first = node.process()
+    begin(first)
+    done(first)
+    wait_for(lambda: meter.hurries == 1)
+    first.lease(600 * MIB)
+    meter.lists(me=900)
+    assert first.receive() == wire.Measured(0, True, 300 * MIB, 100 * MIB)
+    assert begin(node.process()) == wire.Leased(0, False, 0, 100 * MIB), "what one takes is not known yet"
+
+
+def test_a_measure_that_came_too_late_is_not_waited_for() -> None:
+    request = MeasureRequest(1, 0, 8, 10.0, exact=True, made=True)
+    assert request.at(10.0 + MEASURED_WITHIN_S - 0.01) == request
+    late = request.at(10.0 + MEASURED_WITHIN_S)
+    assert (late.exact, late.gave_up) == (False, True)
+    held = replace(request, exact=False)
+    assert held.at(20.0) == held, "what it takes was reserved: it waited for nothing"
 
 
 def test_a_context_that_does_not_fit_is_refused(node: ArbiterNode, meter: HandMeter) -> None:

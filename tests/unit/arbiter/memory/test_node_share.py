@@ -17,6 +17,7 @@ from tests.unit.arbiter.conftest import GPU, MIB, OTHER_GPU, ArbiterNode, Proces
 from tests.unit.arbiter.memory.node_double import NodeDouble
 from vgpu.api.burst import BurstLimits
 from vgpu.api.grant import GrantGpu
+from vgpu.memory.ceiling import Ceiling, RefusedBy
 from vgpu.protocol import wire
 from vgpu.protocol.messages import LeaseKind
 
@@ -308,3 +309,14 @@ def test_memory_that_others_lack_is_recalled(node: ArbiterNode, bursting: NodeDo
 def test_the_name_of_a_request_leads_back_to_it(name: str, gpu: int, process: int, seq: int) -> None:
     request = RequestId(name, gpu, process, seq)
     assert RequestId.of(request.id) == request
+
+
+def test_what_can_never_be_granted_is_refused_with_the_size_that_is_too_small(
+    node: ArbiterNode, bursting: NodeDouble
+) -> None:
+    bursting.most = Ceiling((GUARANTEE + 500) * MIB, RefusedBy.POOL, 500 * MIB)
+    process = node.process()
+    answer = lease(process, 2000)
+    assert (answer.refused, answer.granted_bytes) == (RefusedBy.POOL, 500 * MIB)
+    assert lease(process, 1500).refused == RefusedBy.NOTHING
+    assert lease(process, LIMIT).refused == RefusedBy.LIMIT

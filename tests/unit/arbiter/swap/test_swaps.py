@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from arbiter.swap import trace_file
 from arbiter.swap.coordinator import LOGGED_EVERY_S
+from arbiter.swap.reasons import NO_POOL
 from tests.unit.arbiter.swap.node_kit import AWAY, GPU, GRAIN, RESIDENT, SimulatedNode, SimulatedProcess, contract
 from vgpu.memory.records import NodeAnswer
 from vgpu.memory.swap.actions import Grant, SwapOut
@@ -192,6 +193,33 @@ def test_a_container_on_two_gpus_is_blocked_until_all_is_back_on_both(tmp_path: 
     node.kill(others[1])
     node.settle(3.0)
     node.check_all_back()
+    node.close()
+
+
+def test_a_paused_container_waits_for_the_pools_from_which_its_memory_is_to_come_and_for_no_other(
+    tmp_path: Path,
+) -> None:
+    gpus = "GPU-a", "GPU-b"
+    node = SimulatedNode(tmp_path, gpus=gpus)
+    node.join("both", contract(4, 16, gpus=gpus))
+    node.join("on GPU-a", contract(4, 16, gpus=gpus[:1]))
+    both, other = node.process("both"), node.process("on GPU-a")
+    node.settle(1.0)
+    for gpu in (0, 1):
+        for _ in range(4):
+            assert node.request(both, 4, gpu=gpu) is NodeAnswer.GRANTED
+    assert node.request(other, 4) is NodeAnswer.WAITS
+    node.settle(2.0)
+    assert [bool(one.away_bytes) for one in node.swaps.status("both").gpus] == [True, False]
+    waits = node.swaps.status("both").why
+    assert waits != NO_POOL
+    node.copiers["GPU-b"].kill()
+    node.settle(1.0)
+    assert not node.swaps.ready("GPU-b")
+    assert node.swaps.status("both").why == waits
+    node.copiers["GPU-a"].kill()
+    node.settle(1.0)
+    assert node.swaps.status("both").why == NO_POOL
     node.close()
 
 

@@ -58,6 +58,11 @@ class RecordingObserver:
     unenforced_notes: list[str] = field(default_factory=list)
     ungranted_notes: list[str] = field(default_factory=list)
     unlisted_notes: list[str] = field(default_factory=list)
+    pool_full_notes: list[str] = field(default_factory=list)
+
+    def pool_full(self, pod: Pod, container: str, note: str) -> None:
+        assert f"of container {container} " in note
+        self.pool_full_notes.append(f"{pod.uid} {note}")
 
     def unlisted(self, note: str, pod: Pod | None = None, container: str = "") -> None:
         self.unlisted_notes.append(note if pod is None else f"{pod.uid} {container}: {note}")

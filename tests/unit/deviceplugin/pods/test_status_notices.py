@@ -15,6 +15,7 @@ from tests.unit.deviceplugin.pods.status_watch_kit import MIB, WatchedArbiter, c
 from vgpu.protocol.status import (
     ContainerStatus,
     GpuTimeStatus,
+    SwapStatus,
     UnenforcedStatus,
     UngrantedStatus,
     UnlistedStatus,
@@ -42,6 +43,26 @@ def test_a_verdict_about_gpu_time_is_reported_once_each_time(looking: WatchedArb
         f"uid-default-a main {reason}",
         f"uid-default-c main {reason}",
     ]
+
+
+def test_a_wait_for_the_host_pool_is_reported_once_in_ten_minutes_although_the_program_tries_again(
+    looking: WatchedArbiter,
+) -> None:
+    waits = SwapStatus(False, 0.0, "", "", 1, "", "", "kill", "", "evict", pool_full="the host pool is full")
+    waiting, idle = (
+        msgspec.structs.replace(container(over=False), swap=one)
+        for one in (waits, msgspec.structs.replace(waits, pool_full=""))
+    )
+
+    async def looks() -> None:
+        for found in (idle, waiting, waiting, idle, waiting):
+            await looking.look_at(found)
+        looking.at_s += AGAIN_S
+        await looking.look_at(waiting)
+
+    asyncio.run(looks())
+    note = "uid-default-a requests of container main for memory above its guarantee wait: the host pool is full"
+    assert looking.reported.pool_full_notes == [note] * 2
 
 
 def unenforced(name: str, *reasons: str) -> ContainerStatus:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.vgpu.gputime.gpu_model import LC, Program, SimulatedNode, container, looping, scheduler_with
-from vgpu.gputime.events import Idle, Switched, Work
+from vgpu.gputime.events import Hung, Idle, Switched, Work
 
 
 @pytest.mark.parametrize("pause_s", [0.00005, 0.0003])
@@ -72,3 +72,16 @@ def test_a_pause_is_no_part_of_a_time_slice_if_no_container_waits() -> None:
     scheduler.apply(Idle(0.0009, "rival"))
     scheduler.apply(Idle(0.001, "holder"))
     assert scheduler.decide(0.001).why["holder"] == "idle"
+
+
+@pytest.mark.parametrize("hung", [False, True])
+def test_a_pause_is_kept_for_a_rival_that_waits_for_the_gpu_and_not_for_one_whose_gpu_hangs(hung: bool) -> None:
+    scheduler = scheduler_with(holder=container(cap=60, weight=60), rival=container(cap=30, weight=30))
+    scheduler.apply(Work(0.0, "holder"))
+    assert scheduler.decide(0.0).on == {"holder", "rival"}
+    scheduler.apply(Work(0.0001, "rival"))
+    assert scheduler.decide(0.0001).on == {"holder"}
+    scheduler.apply(Switched(0.0005, "rival", False, 0.0005))
+    scheduler.apply(Hung(0.0006, "rival", hung=hung))
+    scheduler.apply(Idle(0.001, "holder"))
+    assert (scheduler.decide(0.001).why["holder"] == "idle") is hung

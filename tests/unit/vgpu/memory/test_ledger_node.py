@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from vgpu.memory.ceiling import Ceiling, Refusal, RefusedBy, ceiling
 from vgpu.memory.ledger import Ledger
 from vgpu.memory.records import Denied, Event, Granted, NodeAnswer, Recalled, Waiting
 
@@ -22,6 +23,7 @@ class Node:
     shared: bool = True
     refuses: bool = False
     knows: bool = True
+    most: Ceiling | None = None
     waiting: dict[tuple[int, int], int] = field(default_factory=dict)
     used: tuple[int, int] = (0, 0)
     """By the container, as the node knows it."""
@@ -32,6 +34,9 @@ class Node:
 
     def knows_limits(self, _: int) -> bool:
         return self.knows
+
+    def ceiling(self, _: int) -> Ceiling | None:
+        return self.most
 
     def decides(self, _: int) -> bool:
         return self.shared
@@ -325,3 +330,74 @@ def test_any_order_of_requests_returns_and_room(actions: list[tuple[str, int, in
         assert resident + elastic_bytes <= total
         assert set(node.waiting) <= set(open_)
         assert all(key in node.waiting or node.waiting for key in open_), "what waits, waits for the node"
+
+
+def test_what_the_host_pool_can_never_hold_is_refused_at_once_with_its_sizes() -> None:
+    most = Ceiling(120, RefusedBy.POOL, 20)
+    node = Node(0, most=most)
+    book = ledger(node)
+    assert book.request(ONE, 0, 1, 121, 121, 0, elastic=True) == [Denied(ONE, 0, 1, Refusal(121, 0, 100, most))]
+    assert book.request(ONE, 0, 2, 301, 301, 0, elastic=True) == [Denied(ONE, 0, 2)], "above its limit"
+    assert node.used_at_requests == []
+    assert book.request(ONE, 0, 3, 120, 120, 0, elastic=True) == [Waiting(ONE, 0, 3, 120)]
+    node.most = None
+    assert book.request(TWO, 0, 4, 121, 121, 0, elastic=True) == [Waiting(TWO, 0, 4, 121)], "the pool is not ready"
+
+
+def test_what_a_sibling_does_not_use_is_recalled_before_the_pool_refuses() -> None:
+    node = Node(1000, most=Ceiling(120, RefusedBy.POOL, 20))
+    book = ledger(node)
+    assert book.request(TWO, 0, 1, 60, 60, 0, elastic=True) == [Granted(TWO, 0, 1, 60)]
+    (recall,) = book.request(ONE, 0, 1, 90, 90, 0, elastic=True)
+    assert isinstance(recall, Recalled)
+    assert recall.missing_bytes == 30
+    assert book.give_back(TWO, 0, 30, recall.recall, 0.01, elastic=True) == [Granted(ONE, 0, 1, 90)]
+
+
+@settings(max_examples=examples(300))
+@given(
+    st.integers(0, 200),
+    st.integers(0, 200),
+    st.lists(
+        st.tuples(st.sampled_from([ONE, TWO]), st.integers(1, 150), st.booleans(), st.integers(0, 80)), max_size=12
+    ),
+)
+def test_no_request_that_the_ceiling_allows_is_refused_and_none_above_it_waits(
+    pool: int, gpu: int, steps: list[tuple[int, int, bool, int]]
+) -> None:
+    """A GPU with little free memory: by the sums of an obvious model."""
+    guarantee, limit = 100, 300
+    bound = min(guarantee + pool, max(guarantee, gpu))
+    most = ceiling(guarantee, pool, gpu)
+    assert most is not None
+    assert most.bytes == bound
+    node = Node(150, most=most)
+    book = ledger(node, guarantee, limit)
+    has = {ONE: [0, 0], TWO: [0, 0]}
+    waiting: set[int] = set()
+    for seq, (process, need, elastic, back) in enumerate(steps):
+        if process in waiting:
+            continue
+        used = sum(map(sum, has.values()))
+        promised = sum(node.waiting.values())
+        fits = used + promised + need <= min(bound, limit)
+        fits_resident = sum(one[0] for one in has.values()) + need <= guarantee
+        events = book.request(process, 0, seq, need, need, 0, elastic=elastic)
+        for one in [one for one in events if isinstance(one, Recalled)]:
+            events += book.give_back(one.process, 0, 0, one.recall, 0)
+        answers = [one for one in events if not isinstance(one, Recalled)]
+        if not answers:
+            assert used + need <= min(bound, limit), "it waits for what is promised to others, and fits without that"
+            return
+        (answer,) = answers
+        if isinstance(answer, Denied):
+            assert not (fits and (elastic or fits_resident))
+            continue
+        assert fits
+        if isinstance(answer, Waiting):
+            waiting.add(process)
+            continue
+        has[process][elastic] += need
+        freed = min(back, has[process][elastic])
+        has[process][elastic] -= freed
+        book.give_back(process, 0, freed, 0, 0, elastic=elastic)

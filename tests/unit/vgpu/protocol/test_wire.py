@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from vgpu.api.enforcement import REPORTED
 from vgpu.api.errors import BadDocument, NewerVersion
+from vgpu.memory.ceiling import RefusedBy
 from vgpu.protocol import passing_wire, swap_wire, wire
 
 U32 = st.integers(0, 2**32 - 1)
@@ -47,7 +48,7 @@ MESSAGES = st.one_of(
         U32,
     ),
     st.builds(wire.Lease, GPU, U64, U64, st.sampled_from(wire.LeaseKind)),
-    st.builds(wire.Leased, GPU, st.booleans(), U64, U64),
+    st.builds(wire.Leased, GPU, st.sampled_from(RefusedBy), U64, U64),
     st.builds(wire.Return, GPU, U64, st.sampled_from(wire.LeaseKind)),
     st.builds(wire.Recall, GPU, U64),
     st.builds(wire.Usage, GPU, U64, U64, U32),

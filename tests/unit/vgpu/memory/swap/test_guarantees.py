@@ -154,13 +154,19 @@ def test_a_lower_limit_stops_requests_and_moves_nothing() -> None:
 
 @pytest.mark.parametrize(("pool_full", "answers_s"), [("refuse", 0.0), ("delay", 30.0)])
 def test_a_full_pool_delays_or_refuses_excess_and_never_a_reclaim(pool_full: str, answers_s: float) -> None:
-    programs = {"one": Program(contract(2, 24)), "other": Program(contract(16, 16))}
+    programs = {"one": Program(contract(2, 24)), "third": Program(contract(0, 24)), "other": Program(contract(16, 16))}
     node = SimulatedNode(programs, pool_gib=8, settings=SwapSettings(pool_full=pool_full))  # type: ignore[arg-type]
     node.request("one", "0", 10 * GIB)
     node.step()
-    node.request("one", "0", GIB)
-    node.run_for(31)
+    node.request("third", "0", GIB)
+    node.run_for(1)
+    why = "1024 MiB more above the guarantee need room there, and 0 of 8192 MiB are left"
+    waits = {name: wait.text for name, wait in node.policy.pool_waits.items()}
+    assert (why in waits.get("third", "")) is (pool_full == "delay")
+    node.run_for(30)
     assert [type(action) for _, action in node.log] == [Grant, Refuse]
+    assert why in refusals(node)[0]
+    assert node.policy.pool_waits == {}
     assert node.log[-1][0] == pytest.approx(answers_s, abs=0.05)
     node.request("other", "0", 16 * GIB)
     node.run_for(1)
