@@ -41,6 +41,12 @@ def grown(since: Beginning, now: Counts) -> str:
     return f"NVLinks counted {' and '.join(found)} within {WITHIN_S:g} s" if found else ""
 
 
+def all_errors(now: Counts) -> int | None:
+    """Together; None = none of them is reported."""
+    known = [one for one in now if one is not None]
+    return sum(known) if known else None
+
+
 def _went_back(before: Counts, now: Counts) -> bool:
     pairs = list(zip(before, now, strict=True))
     return any((a is None) != (b is None) or (a is not None and b is not None and b < a) for a, b in pairs)
