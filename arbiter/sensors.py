@@ -19,6 +19,7 @@ from nvml.queries import Nvml
 from vgpu.api.inventory import NORMAL
 from vgpu.health.conditions import Reading, slowdown_names
 from vgpu.health.heat import NodeHeat
+from vgpu.health.link_errors import all_errors
 from vgpu.protocol.status import SensorStatus
 
 PERIOD_S: Final = 2.0
@@ -88,5 +89,5 @@ def sensor_status(uuid: str, reading: Reading, heat: str) -> SensorStatus:
     """As the status document has it."""
     return SensorStatus(
         uuid, heat, reading.temperature_c, reading.headroom_c, reading.power_mw, reading.power_limit_mw, reading.sm_clock_mhz, reading.sm_clock_max_mhz,
-        slowdown_names(reading.slowdowns or 0),
+        slowdown_names(reading.slowdowns or 0), all_errors(reading.link_errors),
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""The child: one thread that calls NVML, for the one program that started it. It may hang, be killed and be replaced at any time.
+"""The child: it calls NVML, for the one program that started it. It may hang, be killed and be replaced at any time.
 
-It reads packets of requests from the socket that is its standard input, and answers each packet before it reads the next. The first packet
-comes with an eventfd, in which the child counts its answers: so the supervisor sees which call hangs. It decides nothing, keeps nothing
+It reads packets of requests from the socket that is its standard input, and answers each packet before it reads the next. One thread does it all, but for
+descriptions of several GPUs in one packet (`nvml.side_by_side`). The first packet
+comes with an eventfd, in which the child counts its answers in the order of the requests: so the supervisor sees which call hangs. It decides nothing, keeps nothing
 but the events it subscribed to, and ends when its supervisor closes the connection or dies.
 """
 
@@ -60,6 +61,7 @@ from nvml.messages import (
     encode,
 )
 from nvml.naming import naming
+from nvml.side_by_side import SideBySide
 
 _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG, linux/prctl.h."""
@@ -100,13 +102,16 @@ def serve(sock: socket.socket) -> None:
 def answers(session: Session, requests: Iterable[RequestPacket], answered: int) -> bytes:
     """As one packet: to all of these, or to the first of them where they take long or are large. `answered`: an eventfd."""
     replies: list[msgspec.Raw] = []
-    until_s, size = time.monotonic() + SLOW_S, 0
-    for received in requests:
-        reply = encode(ReplyPacket(received.number, session.answer(received.request)))
+    until_s, size, packet = time.monotonic() + SLOW_S, 0, tuple(requests)
+    begun = SideBySide(packet, session.answer)
+    for received in packet:
+        found = begun.reply(received.number) or session.answer(received.request)
+        reply = encode(ReplyPacket(received.number, found))
         replies.append(msgspec.Raw(reply))
         os.eventfd_write(answered, 1)
         size += len(reply)
-        if time.monotonic() > until_s or size > ENOUGH_BYTES:
+        late = time.monotonic() > until_s and not begun.left  # what was begun would be done again
+        if late or size > ENOUGH_BYTES:
             break
     return encode(replies)
 

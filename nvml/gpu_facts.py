@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from nvml import handles
+from nvml import handles, links
 from nvml.binding import nv
 from nvml.messages import CountReply
 from nvml.naming import naming
@@ -147,10 +147,11 @@ def _profile_number(gpu: Any, profile: int) -> int:
 def _nvlinks(handle: Any) -> dict[str, int]:
     """PCI bus of the peer -> active links; `inventory` maps buses to UUIDs."""
     peers: dict[str, int] = {}
-    for link in range(getattr(nv, "NVML_NVLINK_MAX_LINKS", 18)):
+    states: tuple[bool, ...] = _optional(lambda: links.states(handle), ())
+    for link, active in enumerate(states):
+        if not active:
+            continue
         try:
-            if not nv.nvmlDeviceGetNvLinkState(handle, link):
-                continue
             peer = str(nv.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
         except nv.NVMLError:
             continue

@@ -1,11 +1,11 @@
 """What GPUs this machine has: an inventory, gathered GPU by GPU.
 
-Each GPU is a call of its own, so that one that does not answer delays no other, and other callers are served in between.
+All GPUs are described side by side. If that fails, as one of them hangs, each is a call of its own, so that one that does not answer keeps no other away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -38,26 +38,39 @@ def probe(
     before = [gpu for gpu in last.gpus if bus_address(gpu.pci) not in withheld] if last and not reopened else []
     gpus: list[Gpu] = []
     silent: list[NvmlError] = []
-    for index in range(counted.count):
-        known = (
-            (before[index] if index < len(before) else None)
-            if withheld
-            else next((gpu for gpu in before if gpu.index == index), None)
-        )
-        try:
-            gpus.append(nvml.gpu_at(index, known.uuid if known is not None else ""))
-        except NvmlAway:
-            raise
-        except NvmlError as error:
-            if error.code == FUNCTION_NOT_FOUND and known is None:
-                raise  # the driver is too old for every GPU
-            silent.append(error)
+    had = {at if withheld else gpu.index: gpu.uuid for at, gpu in enumerate(before)}
+    known = {index: had.get(index, "") for index in range(counted.count)}
+    for index, found in _described(nvml, known):
+        if isinstance(found, Gpu):
+            gpus.append(found)
+        elif found.code == FUNCTION_NOT_FOUND and not known[index]:
+            raise found  # the driver is too old for every GPU
+        else:
+            silent.append(found)
     now = present(last.gpus if last else (), gpus, silent=len(silent), reopened=reopened, on_bus=on_bus)
     if silent and not now.gpus:
         raise silent[0]
     return Inventory(
         _linked(list(now.gpus)), unit_mib=unit_mib, access=access, driver=counted.driver, cuda=counted.cuda
     )
+
+
+def _described(nvml: Nvml, known: Mapping[int, str]) -> Iterator[tuple[int, Gpu | NvmlError]]:
+    """By index. `known`: UUIDs as of before. Raises NvmlAway."""
+    try:
+        together = nvml.gpus_at(known)
+    except NvmlError:
+        together = {}
+    yield from together.items()
+    if together:
+        return
+    for index, uuid in known.items():
+        try:
+            yield index, nvml.gpu_at(index, uuid)
+        except NvmlAway:
+            raise
+        except NvmlError as error:
+            yield index, error
 
 
 def _linked(gpus: list[Gpu]) -> tuple[Gpu, ...]:

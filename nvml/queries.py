@@ -41,6 +41,7 @@ from nvml.messages import (
 from vgpu.api.inventory import Gpu
 
 R = TypeVar("R", bound=AnyReply)
+K = TypeVar("K", int, str)
 
 
 class Carrier(Protocol):
@@ -63,6 +64,11 @@ class Nvml:
     def gpu_at(self, index: int, uuid: str = "") -> Gpu:
         """The GPU with this index; its links by the PCI bus of the peer. `uuid`: of the GPU that was there before."""
         return self._call(GpuAtRequest(index, uuid), GpuReply).gpu
+
+    def gpus_at(self, before: Mapping[int, str]) -> dict[int, Gpu | NvmlError]:
+        """The same of several GPUs, side by side. `before`: index -> UUID of the GPU that was there, empty = none. Raises NvmlAway, also where one of them hangs."""
+        found = self._call_all({index: GpuAtRequest(index, uuid) for index, uuid in before.items()}, GpuReply)
+        return {index: one if isinstance(one, NvmlError) else one.gpu for index, one in found.items()}
 
     def answers(self, uuid: str) -> str | None:
         """None when the GPU answers; else the reason, for a person."""
@@ -136,7 +142,7 @@ class Nvml:
             raise found
         return found
 
-    def _call_all(self, requests: Mapping[str, AnyRequest], kind: type[R]) -> dict[str, R | NvmlError]:
+    def _call_all(self, requests: Mapping[K, AnyRequest], kind: type[R]) -> dict[K, R | NvmlError]:
         replies = self._carrier.call_all(tuple(requests.values()))
         found = {key: _understood(requests[key], reply, kind) for key, reply in zip(requests, replies, strict=True)}
         for one in found.values():

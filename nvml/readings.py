@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from nvml import handles
+from nvml import handles, links
 from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.messages import HealthReply
 from nvml.naming import naming
 from vgpu.health.conditions import GPU_IS_LOST, Reading
-
-MOST_LINKS: Final = 18
-"""NVML_NVLINK_MAX_LINKS of nvml.h."""
 
 HEADROOM_C: Final = range(-100, 200)
 """What is outside these is no difference of two temperatures: an answer of a driver that does not know better."""
@@ -39,6 +36,8 @@ def reading(handle: Any) -> Reading:
     """Raises the binding's error where the GPU is lost."""
     corrected, uncorrected, pending, failed = _optional(lambda: nv.nvmlDeviceGetRemappedRows(handle)) or [None] * 4
     temperature_c = _optional(lambda: int(nv.nvmlDeviceGetTemperature(handle, nv.NVML_TEMPERATURE_GPU)))
+    states = links.states(handle)
+    replays, recoveries, crc_errors = links.errors(handle, len(states))
     return Reading(
         temperature_c=temperature_c,
         power_mw=_optional(lambda: int(nv.nvmlDeviceGetPowerUsage(handle))),
@@ -54,23 +53,16 @@ def reading(handle: Any) -> Reading:
         rows_pending=None if pending is None else bool(pending),
         rows_failed=None if failed is None else bool(failed),
         pcie_replays=_optional(lambda: int(nv.nvmlDeviceGetPcieReplayCounter(handle))),
-        links_up=_links_up(handle),
+        links_up=sum(states) if states else None,
+        link_replays=replays,
+        link_recoveries=recoveries,
+        link_crc_errors=crc_errors,
         recovery_action=_recovery_action(handle),
     )
 
 
 def _ecc(handle: Any, kind: int) -> int | None:
     return _optional(lambda: int(nv.nvmlDeviceGetTotalEccErrors(handle, kind, nv.NVML_VOLATILE_ECC)))
-
-
-def _links_up(handle: Any) -> int | None:
-    states = []
-    for link in range(getattr(nv, "NVML_NVLINK_MAX_LINKS", MOST_LINKS)):
-        state = _optional(lambda link=link: bool(nv.nvmlDeviceGetNvLinkState(handle, link)))  # type: ignore[misc]
-        if state is None:
-            break
-        states.append(state)
-    return sum(states) if states else None
 
 
 def _headroom_c(handle: Any, temperature_c: int | None) -> int | None:

@@ -17,7 +17,7 @@ import msgspec
 from tangramctl import view
 from tangramctl.swapping import ends_of, state_of
 from tangramctl.view import RunView, StateRootView
-from tangramctl.warmth import GpuRow, gpu_rows, slowed_notes
+from tangramctl.warmth import GpuRow, gpu_rows, link_notes, slowed_notes
 from vgpu.protocol.status import UnenforcedStatus
 
 PAUSED: Final = "paused"
@@ -99,7 +99,8 @@ def between(before: StateRootView, now: StateRootView, seconds: float) -> TopTab
     ]
     gpus = gpu_rows(now, {row.key: row.got_percent for row in rows})
     rows.sort(key=lambda row: (-(row.got_percent or 0.0), row.name))
-    return TopTable(tuple(rows), seconds, (*now.notes, *slowed_notes(gpus)), gpus=gpus)
+    notes = (*now.notes, *slowed_notes(gpus), *link_notes(gpus, before, now))
+    return TopTable(tuple(rows), seconds, notes, gpus=gpus)
 
 
 def _row(before: RunView | None, now: RunView, seconds: float) -> TopRow:

@@ -72,6 +72,15 @@ def slowed_notes(rows: Iterable[GpuRow]) -> Iterator[str]:
             yield f"GPU {row.name}: heat reduces the clock{clock}"
 
 
+def link_notes(rows: Iterable[GpuRow], before: StateRootView, now: StateRootView) -> Iterator[str]:
+    """A sentence for each GPU whose NVLinks counted errors between the two readings."""
+    had, has = ({one.uuid: one.link_errors for one in view.sensors} for view in (before, now))
+    for row in rows:
+        more = (has.get(row.uuid) or 0) - (had.get(row.uuid) or 0)
+        if more > 0 and had.get(row.uuid) is not None:
+            yield f"GPU {row.name}: its NVLinks counted {more} errors meanwhile"
+
+
 def clocks(row: GpuRow) -> str:
     """`1599 of 1980 MHz`; `?` where unknown."""
     if row.sm_clock_mhz is None:

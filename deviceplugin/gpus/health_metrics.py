@@ -119,4 +119,7 @@ _COUNTERS: Final[tuple[tuple[str, str, _Value], ...]] = (
     ("tangram_gpu_ecc_corrected_errors", "Corrected memory errors since the driver was loaded.", lambda one: one.ecc_corrected),
     ("tangram_gpu_ecc_uncorrected_errors", "Uncorrectable memory errors since the driver was loaded.", lambda one: one.ecc_uncorrected),
     ("tangram_gpu_pcie_replays", "PCIe packets that were sent again, as the driver counts.", lambda one: one.pcie_replays),
+    ("tangram_gpu_nvlink_replays", "Packets that the GPU's NVLinks sent again, as the driver counts.", lambda one: one.link_replays),
+    ("tangram_gpu_nvlink_recoveries", "Recoveries of the GPU's NVLinks: a link broke and was set up again.", lambda one: one.link_recoveries),
+    ("tangram_gpu_nvlink_crc_errors", "CRC errors of the GPU's NVLinks.", lambda one: one.link_crc_errors),
 )  # fmt: skip

@@ -38,7 +38,7 @@
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 13u /* of the page and of the message */
+#define FAKE_PAGE_VERSION 14u /* of the page and of the message */
 
 /* A lock of all processes that none can keep: whoever waits for one turn longer than it may last takes the lock over. Its holder was
  * stopped (SIGSTOP) or killed: a kernel driver, which has these records on a real machine, is neither. page.c */

@@ -115,6 +115,9 @@ def _sensors(results: Results, found: dict[str, Any]) -> None:
         _same(results, ours, {"No": "False", "Yes": "True"}.get(smi[theirs], smi[theirs]), _text(first[ours]))
     up = len(re.findall(r"Link \d+: [\d.]+ GB/s", found["smi_nvlink"]))
     results.check("NVLinks that are up", up, first["links_up"] or 0)
+    for what, word in (("link_replays", "Replay"), ("link_recoveries", "Recovery"), ("link_crc_errors", "CRC")):
+        counted = [int(one) for one in re.findall(rf"Link \d+: {word}[^:\n]*: (\d+)", found["smi_nvlink_errors"])]
+        _same(results, f"NVLinks: {what}", _text(sum(counted) if counted else None), _text(first[what]))
     results.fact("recovery action", first["recovery_action"])
 
 

@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Final
 
 from vgpu.api.inventory import GpuCondition, HealthState
+from vgpu.health.link_errors import Beginning, Counts, beginning, grown
 
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 """XIDs that a program's own mistakes raise: they show nothing about the GPU. As in NVIDIA's device plugin."""
@@ -48,6 +49,7 @@ class Reason(StrEnum):
     REMAP_PENDING = "RowRemapPending"
     ECC = "UncorrectableEcc"
     NVLINK = "NvlinkDown"
+    NVLINK_ERRORS = "NvlinkErrors"
     THERMAL = "ThermalSlowdown"
     POWER_BRAKE = "PowerBrake"
 
@@ -64,11 +66,12 @@ STATES: Final[dict[Reason, HealthState]] = {
     Reason.REMAP_PENDING: "degraded",
     Reason.ECC: "degraded",
     Reason.NVLINK: "degraded",
+    Reason.NVLINK_ERRORS: "degraded",
     Reason.THERMAL: "degraded",
     Reason.POWER_BRAKE: "degraded",
 }
 
-SENSORS: Final = frozenset({Reason.ECC, Reason.NVLINK, Reason.THERMAL, Reason.POWER_BRAKE})
+SENSORS: Final = frozenset({Reason.ECC, Reason.NVLINK, Reason.NVLINK_ERRORS, Reason.THERMAL, Reason.POWER_BRAKE})
 """Conditions that end when a value has been normal for a while. The rest ends with good answers."""
 
 SLOWDOWNS: Final = {
@@ -113,8 +116,18 @@ class Reading:
     pcie_replays: int | None = None
     links_up: int | None = None
     """NVLinks that are active; None = the GPU has none."""
+    link_replays: int | None = None
+    """Of all NVLinks of the GPU, since the driver was loaded: packets that were sent again."""
+    link_recoveries: int | None = None
+    """Links that broke and were set up again."""
+    link_crc_errors: int | None = None
     recovery_action: int = 0
     """nvmlDeviceGpuRecoveryAction: what the driver requests; 0 = nothing."""
+
+    @property
+    def link_errors(self) -> Counts:
+        """Replays, recoveries, CRC errors."""
+        return self.link_replays, self.link_recoveries, self.link_crc_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +143,8 @@ class GpuHealth:
     """NVLinks that were ever up at once."""
     ecc_before: int | None = None
     """Uncorrectable errors at the first reading: they are another boot's, or another pod's."""
+    links_since: Beginning | None = None
+    """The reading from which errors of NVLinks are counted."""
 
     @property
     def conditions(self) -> tuple[GpuCondition, ...]:
@@ -177,8 +192,11 @@ def after_reading(health: GpuHealth, reading: Reading, at_s: float) -> GpuHealth
     ecc_before = reading.ecc_uncorrected if health.ecc_before is None else health.ecc_before
     if ecc_before is not None and reading.ecc_uncorrected is not None:
         ecc_before = min(ecc_before, reading.ecc_uncorrected)  # a reset of the GPU clears the counter
-    now = replace(without(health, (Reason.UNMONITORED,)), most_links=most_links, ecc_before=ecc_before)
-    shown = dict(_shown(reading, most_links, ecc_before))
+    links_since = beginning(health.links_since, reading.link_errors, at_s)
+    now = replace(
+        without(health, (Reason.UNMONITORED,)), most_links=most_links, ecc_before=ecc_before, links_since=links_since
+    )
+    shown = dict(_shown(reading, most_links, ecc_before, links_since))
     for reason, message in shown.items():
         now = _with(now, reason, message, at_s)
     unfit = any(STATES[reason] == "unhealthy" for reason in shown)
@@ -198,7 +216,9 @@ def _over(health: GpuHealth, shown: dict[Reason, str], at_s: float) -> Iterator[
             yield reason
 
 
-def _shown(reading: Reading, most_links: int, ecc_before: int | None) -> Iterator[tuple[Reason, str]]:
+def _shown(
+    reading: Reading, most_links: int, ecc_before: int | None, links_since: Beginning
+) -> Iterator[tuple[Reason, str]]:
     if reading.recovery_action:
         yield Reason.RECOVERY, f"the driver requests recovery action {reading.recovery_action}"
     if reading.rows_failed:
@@ -209,6 +229,8 @@ def _shown(reading: Reading, most_links: int, ecc_before: int | None) -> Iterato
         yield Reason.ECC, "uncorrectable memory errors were counted"
     if reading.links_up is not None and reading.links_up < most_links:
         yield Reason.NVLINK, f"{most_links - reading.links_up} of {most_links} NVLinks are down"
+    if errors := grown(links_since, reading.link_errors):
+        yield Reason.NVLINK_ERRORS, errors
     slowdowns = reading.slowdowns or 0
     if slowdowns & THERMAL_BITS:
         yield Reason.THERMAL, "the clocks are reduced because the GPU is too hot"

@@ -272,6 +272,8 @@ class SensorStatus(msgspec.Struct, frozen=True):
     sm_clock_max_mhz: int | None = None
     slowdowns: tuple[str, ...] = ()
     """Why the clocks are reduced, by nvidia-smi's names."""
+    link_errors: int | None = None
+    """Replays, recoveries and CRC errors of all its NVLinks, since the driver was loaded."""
 
 
 class StatusDocument(msgspec.Struct, frozen=True):

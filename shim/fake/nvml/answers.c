@@ -178,7 +178,7 @@ static bool may_be_link(const struct fake_gpu *gpu, unsigned link)
     return gpu->links_wired == 0 || (link < gpu->links_wired && link < FAKE_LINKS);
 }
 
-static bool is_connected(const struct fake_gpu *gpu, unsigned link)
+bool is_connected(const struct fake_gpu *gpu, unsigned link)
 {
     return gpu->links_wired > 0 && gpu->link_peer[link] != -1 && link >= atomic_load(&gpu->reading[READING_links_down]);
 }

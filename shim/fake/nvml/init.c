@@ -4,8 +4,10 @@
 #include "internal.h"
 #include "calls.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 struct nvml nvml = {.lock = PTHREAD_MUTEX_INITIALIZER, .cuda_version = 13000};
 
@@ -71,8 +73,19 @@ static nvmlReturn_t shut_down(void)
     return NVML_SUCCESS;
 }
 
+/* TANGRAM_FAKE_NVML_MS=N: each call takes N ms longer. */
+static void take_time(void)
+{
+    const char *ms = getenv("TANGRAM_FAKE_NVML_MS");
+    const long each = ms == NULL ? 0 : strtol(ms, NULL, 10);
+    struct timespec left = {.tv_sec = each / 1000, .tv_nsec = each % 1000 * 1000000};
+    while (each > 0 && nanosleep(&left, &left) != 0 && errno == EINTR)
+        continue;
+}
+
 void hang(const char *function)
 {
+    take_time();
     const struct fake_page *page = nvml.client.page;
     const uint32_t faults = page == NULL ? 0 : atomic_load(&page->faults);
     for (uint32_t i = 0; i < faults && i < FAKE_FAULTS; i++)

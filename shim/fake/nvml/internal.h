@@ -60,4 +60,6 @@ nvmlReturn_t target_of(const void *handle, enum accepted accepted, struct target
 
 void *handle_of(uint32_t unit);
 
+bool is_connected(const struct fake_gpu *gpu, unsigned link);
+
 #endif

@@ -106,15 +106,31 @@ static nvmlReturn_t utilization_of(uint32_t gpu, nvmlProcessUtilizationSample_t 
     return *count <= capacity ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
+enum { BLACKWELL = 10 }; /* NVML_DEVICE_ARCH_BLACKWELL */
+
+/* Errors of links are counted on the first one. */
+static uint64_t of_first_link(const struct target *to, unsigned link, enum fake_reading which)
+{
+    return link == 0 ? atomic_load(&to->on->reading[which]) : 0;
+}
+
 static nvmlReturn_t field_of(nvmlDevice_t device, nvmlFieldValue_t *field)
 {
     struct target to;
     TRY(target_of(device, GPU, &to));
+    const unsigned link = field->scopeId;
     switch (field->fieldId) {
 #define FIELD(name, type, member, number)                                                                                      \
     case NVML_FI_##name:                                                                                                       \
         field->valueType = NVML_VALUE_TYPE_##type;                                                                             \
         field->value.member = (number);                                                                                        \
+        return NVML_SUCCESS;
+#define LINK_FIELD(name, supported, number)                                                                                    \
+    case NVML_FI_##name:                                                                                                       \
+        CHECK((supported) && to.on->links_wired > 0, NVML_ERROR_NOT_SUPPORTED);                                                \
+        CHECK(link < to.on->links_wired, NVML_ERROR_INVALID_ARGUMENT);                                                         \
+        field->valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;                                                                 \
+        field->value.ullVal = (number);                                                                                        \
         return NVML_SUCCESS;
 #include "fields.def"
     default: return NVML_ERROR_NOT_SUPPORTED;

@@ -154,6 +154,7 @@ def main(driver_root: Path, smi: str, uuid: str, wait_s: float) -> None:
             "smi": by_smi,
             "smi_temperature": output(smi, "-q", "-d", "TEMPERATURE", "-i", uuid),
             "smi_nvlink": output(smi, "nvlink", "--status", "-i", uuid),
+            "smi_nvlink_errors": output(smi, "nvlink", "--errorcounters", "-i", uuid),
             "smi_cuda": output(smi),
             "mig": mig,
             "health_ms": [took[ROUNDS // 2], took[ROUNDS * 99 // 100], took[-1]],

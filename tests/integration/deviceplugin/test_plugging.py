@@ -104,6 +104,30 @@ async def test_health_is_in_the_inventory_the_events_and_the_metrics(unprobed: S
         await noted("GpuRemoved", second)
 
 
+async def test_errors_of_nvlinks_that_come_fast_are_a_condition_and_a_metric(unprobed: Start) -> None:
+    async with unprobed(gpus="gpu h200 count=2 memory_mib=16384\nlinks all 18\n") as made:
+        first, _ = (gpu.uuid for gpu in await published(made, lambda gpus: len(gpus) == 2))
+
+        async def counted(name: str, value: int) -> None:
+            line = f'{name}_total{{gpu_index="0",gpu_uuid="{first}"}} {float(value)}'
+            async with asyncio.timeout(60):
+                while line not in (await made.get("/metrics"))[1]:
+                    await asyncio.sleep(0.05)
+
+        await counted("tangram_gpu_nvlink_recoveries", 0)  # from here on they count
+        made.driver.ctl("reading", 0, "link_replays", 7)
+        made.driver.ctl("reading", 0, "link_crc_errors", 9)
+        made.driver.ctl("reading", 0, "link_recoveries", 2)
+        (worse, other) = await published(made, lambda gpus: bool(gpus[0].conditions))
+        assert [(one.reason, one.state) for one in worse.conditions] == [("NvlinkErrors", "degraded")]
+        assert "2 recoveries" in worse.conditions[0].message
+        assert not other.conditions
+        assert len(uuids(made)) == 2, "pods may have a degraded GPU"
+        await counted("tangram_gpu_nvlink_replays", 7)
+        await counted("tangram_gpu_nvlink_crc_errors", 9)
+        await counted("tangram_gpu_nvlink_recoveries", 2)
+
+
 async def test_a_pod_of_a_gpu_that_went_is_told_and_starts_no_container_and_others_go_on(unprobed: Start) -> None:
     async with unprobed() as made:
         pods = {name: sharing(name, inventory(made), gpu, 8, 30).plain() for gpu, name in enumerate(("stays", "loses"))}

@@ -14,7 +14,8 @@ from vgpu.health.conditions import Reading
 
 ONE, OTHER = "GPU-1", "GPU-2"
 BUSY = Reading(
-    temperature_c=70, headroom_c=20, power_mw=700_000, power_limit_mw=700_000, sm_clock_mhz=1599, sm_clock_max_mhz=1980, slowdowns=4
+    temperature_c=70, headroom_c=20, power_mw=700_000, power_limit_mw=700_000, sm_clock_mhz=1599, sm_clock_max_mhz=1980, slowdowns=4,
+    link_replays=3, link_recoveries=None, link_crc_errors=4,
 )  # fmt: skip
 
 
@@ -52,6 +53,7 @@ def test_the_plugins_heat_class_counts_and_what_it_read(driver: Driver) -> None:
     assert (shown.uuid, shown.heat, shown.sm_clock_mhz, shown.sm_clock_max_mhz) == (ONE, "cool", 1599, 1980)
     assert (shown.temperature_c, shown.headroom_c, shown.power_mw, shown.power_limit_mw) == (70, 20, 700_000, 700_000)
     assert shown.slowdowns == ("sw_power_cap",)
+    assert shown.link_errors == 7
 
 
 def test_without_a_plugin_the_class_is_determined_here(driver: Driver) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +16,26 @@ from nvml.errors import NvmlError
 from nvml.gpu_facts import profile_gb
 from nvml.inventory import probe
 from nvml.library import LIBRARY_FOLDERS, library_folder, load
-from nvml.messages import Busy, MemoryUse, ProcessesReply, ProcessesRequest, ProcessUsage, Xid, XidsReply
+from nvml.messages import (
+    Busy,
+    CountReply,
+    GpuAtRequest,
+    GpuReply,
+    MemoryUse,
+    ProcessesReply,
+    ProcessesRequest,
+    ProcessUsage,
+    RequestPacket,
+    Xid,
+    XidsReply,
+    decode_replies,
+)
+from nvml.side_by_side import SideBySide
 from nvml.supervisor import NvmlSupervisor
 from nvml.usage import busy
 from tests.fake import FakeDriver, fake_driver
 from tests.older import without
-from vgpu.api.inventory import Inventory
+from vgpu.api.inventory import Gpu, Inventory
 
 __all__ = ["fake_driver"]
 
@@ -69,6 +85,55 @@ def test_gpus_are_probed_through_a_driver_root(fake_driver: Drivers, supervisor_
     assert inventory.gpus[0].pci != inventory.gpus[1].pci
     assert inventory.driver
     assert all(gpu.healthy and not gpu.mig for gpu in inventory.gpus)
+
+
+def test_eight_gpus_are_described_side_by_side_and_each_as_by_itself(
+    fake_driver: Drivers, supervisor_of: Supervisors
+) -> None:
+    supervisor = supervisor_of(fake_driver("gpu h200 count=8\nlinks all 18\n"))
+    together = supervisor.nvml.gpus_at(dict.fromkeys(range(9), ""))
+    assert [together[index] for index in range(8)] == [supervisor.nvml.gpu_at(index) for index in range(8)]
+    assert isinstance(together[8], NvmlError), "there is none with that index"
+
+
+def test_one_gpu_that_hangs_is_the_one_that_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The child counts its answers in the order of the requests, though others were done before."""
+    over, counted = threading.Event(), threading.Semaphore(0)
+
+    def described(index: int) -> GpuReply:
+        if index == 1:
+            over.wait(60)
+        return GpuReply(Gpu(f"GPU-{index}", index, "h200", 1))
+
+    class Session:
+        def answer(self, request: GpuAtRequest) -> GpuReply:
+            return described(request.index)
+
+    monkeypatch.setattr(os, "eventfd_write", lambda *_: counted.release())
+    packet = [RequestPacket(7 + index, GpuAtRequest(index)) for index in range(4)]
+    answered: list[bytes] = []
+    thread = threading.Thread(target=lambda: answered.append(child.answers(Session(), packet, -1)))  # type: ignore[arg-type]
+    thread.start()
+    assert counted.acquire(timeout=60)
+    assert not counted.acquire(timeout=0.05), "those behind the one that hangs do not count"
+    over.set()
+    thread.join(60)
+    assert [(one.number, one.reply.gpu.index) for one in decode_replies(answered[0])] == [
+        (7 + at, at) for at in range(4)
+    ]  # type: ignore[union-attr]
+
+
+def test_without_threads_gpus_are_described_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    packet = [RequestPacket(at, GpuAtRequest(at)) for at in range(2)]
+    begun = SideBySide(packet, lambda request: CountReply(request.index, ""))
+    assert not begun.left
+    assert [begun.reply(at) for at in range(2)] == [None, None]
 
 
 def test_mig_instances_have_nvidias_profile_names(fake_driver: Drivers, supervisor_of: Supervisors) -> None:

@@ -48,6 +48,26 @@ def test_containers_that_slow_each_other_are_named_below_the_table(
     assert list(table(*got_s, **CAPPED, slowdowns=slowdowns).notes) == notes
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "notes"),
+    [
+        (3, 5, ["GPU 0: its NVLinks counted 2 errors meanwhile"]),
+        (5, 5, []),
+        (5, 1, []),  # the driver was loaded again
+        (None, 5, []),
+        (5, None, []),
+    ],
+)
+def test_errors_of_nvlinks_between_the_readings_are_named(
+    before: int | None, now: int | None, notes: list[str]
+) -> None:
+    views = [
+        StateRootView((entry("run", 1.0),), sensors=(SensorStatus(UUID, "normal", link_errors=count),))
+        for count in (before, now)
+    ]
+    assert list(top.between(views[0], views[1], 1.0).notes) == notes
+
+
 def drawn(shown: top.TopTable, width: int = 200) -> str:
     console = Console(width=width)
     with console.capture() as printed:

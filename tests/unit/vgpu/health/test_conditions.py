@@ -27,7 +27,10 @@ from vgpu.health.conditions import (
 )
 from vgpu.health.node_health import NodeHealth
 
-WELL = Reading(ecc_uncorrected=0, links_up=18, slowdowns=0, rows_pending=False, rows_failed=False)
+WELL = Reading(
+    ecc_uncorrected=0, links_up=18, slowdowns=0, rows_pending=False, rows_failed=False,
+    link_replays=100, link_recoveries=1, link_crc_errors=0,
+)  # fmt: skip
 
 
 def reasons(health: GpuHealth) -> list[str]:
@@ -68,6 +71,9 @@ def test_an_xid_of_a_program_is_not_the_fault_of_the_gpu(xid: int) -> None:
         (replace(WELL, rows_pending=True), Reason.REMAP_PENDING),
         (replace(WELL, ecc_uncorrected=1), Reason.ECC),
         (replace(WELL, links_up=17), Reason.NVLINK),
+        (replace(WELL, link_replays=6_100), Reason.NVLINK_ERRORS),
+        (replace(WELL, link_recoveries=3), Reason.NVLINK_ERRORS),
+        (replace(WELL, link_crc_errors=6_000), Reason.NVLINK_ERRORS),
         (replace(WELL, slowdowns=0x40), Reason.THERMAL),
         (replace(WELL, slowdowns=0x20), Reason.THERMAL),
         (replace(WELL, slowdowns=0x80), Reason.POWER_BRAKE),
@@ -94,6 +100,27 @@ def test_errors_of_before_the_start_do_not_count_and_those_after_a_reset_do() ->
     assert reasons(health) == []
     health = after_reading(health, replace(WELL, ecc_uncorrected=0), 1)  # a reset cleared the counter
     assert reasons(after_reading(health, replace(WELL, ecc_uncorrected=2), 2)) == [Reason.ECC]
+
+
+def test_errors_of_nvlinks_count_only_if_they_come_fast_and_are_not_those_of_before_the_start() -> None:
+    health = after_reading(GpuHealth(), replace(WELL, link_replays=10**9), 0)
+    for minute in range(1, 6):  # 5,999 in each minute, and a recovery in each
+        slow = replace(WELL, link_replays=10**9 + 5_999 * minute, link_recoveries=1 + minute)
+        health = after_reading(health, slow, 61 * minute)
+        assert reasons(health) == []
+    after_reset = replace(WELL, link_replays=0, link_recoveries=0)
+    health = after_reading(health, after_reset, 306)
+    assert reasons(health) == []
+    health = after_reading(health, replace(after_reset, link_recoveries=2), 310)
+    (condition,) = health.conditions
+    assert (condition.reason, condition.message) == (Reason.NVLINK_ERRORS, "NVLinks counted 2 recoveries within 60 s")
+
+
+def test_counters_of_nvlinks_that_are_not_reported_are_no_errors() -> None:
+    none = replace(WELL, link_replays=None, link_recoveries=None, link_crc_errors=None)
+    health = after_reading(after_reading(GpuHealth(), none, 0), replace(WELL, link_recoveries=50), 1)
+    assert reasons(health) == []
+    assert reasons(after_reading(health, none, 2)) == []
 
 
 def test_a_lost_gpu_fell_off_the_bus_and_a_call_that_hangs_has_its_own_reason() -> None:

@@ -52,7 +52,7 @@ TEXT = """
  "ungranted": [{"gpu": "%s", "pid": 5, "command": "python other.py", "held_bytes": 60, "pod": "v"}],
  "unlisted": [{"gpu": "%s", "held_bytes": 70, "used_bytes": 170, "uid": "u", "pod": "default/a", "container": "main", "pids": [6]}],
  "sensors": [{"uuid": "%s", "heat": "hot", "temperature_c": 70, "headroom_c": 17, "power_mw": 690000, "power_limit_mw": 700000, "sm_clock_mhz": 1599,
-   "sm_clock_max_mhz": 1980, "slowdowns": ["sw_power_cap"]}]}
+   "sm_clock_max_mhz": 1980, "slowdowns": ["sw_power_cap"], "link_errors": 7}]}
 """ % (UUID, UUID, UUID, UUID, UUID, UUID, UUID)  # noqa: UP031
 STATUS = StatusDocument(
     (
@@ -70,7 +70,7 @@ STATUS = StatusDocument(
     kills=(KillStatus("9-100", "u", "default/a", "main", UUID, 9, "python train.py", 150, 100, bypass=True, whole=True),),
     ungranted=(UngrantedStatus(UUID, 5, "python other.py", 60, "v"),),
     unlisted=(UnlistedStatus(UUID, 70, 170, "u", "default/a", "main", (6,)),),
-    sensors=(SensorStatus(UUID, "hot", 70, 17, 690_000, 700_000, 1599, 1980, ("sw_power_cap",)),),
+    sensors=(SensorStatus(UUID, "hot", 70, 17, 690_000, 700_000, 1599, 1980, ("sw_power_cap",), 7),),
 )  # fmt: skip
 
 
