@@ -16,7 +16,7 @@ from typing import Any
 
 from nvml.trials import Trier
 from tests.gpu.kit.machine import Machine
-from tests.gpu.kit.results import NotRun, Results
+from tests.gpu.kit.results import Results
 from tests.gpu.trial import build
 from vgpu.api.mig_tables import model_of
 from vgpu.gputime.trial_verdict import TrialOutcome

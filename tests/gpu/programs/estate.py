@@ -138,7 +138,8 @@ def main(driver_root: Path, smi: str, uuid: str) -> None:
         seen = nvml.health(uuid)
         by_smi = asked(smi, uuid)
         later = nvml.health(uuid)
-        assert seen.reading is not None and later.reading is not None
+        assert seen.reading is not None
+        assert later.reading is not None
         try:
             mig: Any = asdict_of(nvml.mig(uuid))
         except NvmlError as error:
