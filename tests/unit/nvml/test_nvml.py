@@ -102,7 +102,10 @@ def test_one_gpu_that_hangs_is_the_one_that_is_named(
     """The child counts its answers in the order of the requests, though others were done before."""
     over, counted = threading.Event(), threading.Semaphore(0)
 
+    described_once: list[int] = []
+
     def described(index: int) -> GpuReply:
+        described_once.append(index)
         if index == 1:
             over.wait(60)
         return GpuReply(Gpu(f"GPU-{index}", index, "h200", 1))
@@ -120,6 +123,7 @@ def test_one_gpu_that_hangs_is_the_one_that_is_named(
     assert not counted.acquire(timeout=0.05), "those behind the one that hangs do not count"
     over.set()
     thread.join(60)
+    assert sorted(described_once) == [0, 1, 2, 3]
     assert [(one.number, one.reply.gpu.index) for one in decode_replies(answered[0])] == [
         (7 + at, at) for at in range(4)
     ]  # type: ignore[union-attr]
