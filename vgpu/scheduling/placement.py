@@ -40,7 +40,9 @@ NO_MIG: Final = "too few free MIG instances of the profile"
 NO_MIG_ROOM: Final = "no GPU has room for another MIG instance of the profile beside those in use"
 NO_MIG_EVER: Final = "node has no such MIG instances"
 WITHDRAWN: Final = "a GPU of the node is cordoned or withdrawn, and the pod does not fit the others"
-IN_MIG_MODE: Final = "a GPU of the node is in MIG mode and is neither shared nor given whole, and the pod does not fit the others"
+IN_MIG_MODE: Final = (
+    "a GPU of the node is in MIG mode and is neither shared nor given whole, and the pod does not fit the others"
+)
 LIMITS: Final = (
     "on each GPU that has room for the guarantee, memory limits would add up to more than burst.overcommit allows"
 )

@@ -214,7 +214,19 @@ def test_the_plugin_writes_the_labels_of_its_own_node_alone(policies: ApiServer,
     policies.patch(f"{NODES}/{name}", gone, user=PLUGIN, node=name)
 
 
-@pytest.mark.parametrize("key", ["tangram.sh/gpu", "tangram.sh/gpu.models", "tangram.sh/node", "nvidia.com/gpu.model", DEFAULT.mig_config, "tangram.sh/mig.config.states", NVIDIA, NVIDIA_STATE])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "tangram.sh/gpu",
+        "tangram.sh/gpu.models",
+        "tangram.sh/node",
+        "nvidia.com/gpu.model",
+        DEFAULT.mig_config,
+        "tangram.sh/mig.config.states",
+        NVIDIA,
+        NVIDIA_STATE,
+    ],
+)
 def test_the_plugin_writes_no_label_that_only_resembles_one_of_its_own(policies: ApiServer, key: str) -> None:
     name = f"resembling-{next(numbers)}"
     node(policies, name)
