@@ -100,7 +100,6 @@ class DeclaredMig:
             self._choice, self._refused = choice, {}
             self._switch.forget()
         if not choice.name or choice.hold:
-            self._switch.forget()
             self._withdraw(())
             self._tell("failed" if choice.bad else "pending" if choice.hold else None, choice.bad or choice.hold)
             return

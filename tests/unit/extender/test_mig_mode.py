@@ -47,6 +47,7 @@ def test_others_reasons_stay() -> None:
     assert why(fleet(gpu(0)), replace(SHARE, mib=10**6)) == TOO_LARGE
     assert why(fleet(gpu(0)), INSTANCE) == NO_MIG_EVER
     assert why(fleet(mig_gpu(0, "2g.20gb")), INSTANCE) == NO_MIG_EVER
+    assert why(fleet(replace(mig_gpu(0, "1g.10gb"), healthy=False)), SHARE) == TOO_LARGE
     assert why(fleet(cordoned(gpu(0), "cordoned")), SHARE) == WITHDRAWN
     assert why(fleet(cordoned(mig_gpu(0, "1g.10gb"), "cordoned")), SHARE) == WITHDRAWN
 

@@ -448,3 +448,18 @@ async def test_a_label_that_goes_opens_the_gpu_again(tmp_path: Path) -> None:
     node.labels = {}
     await node.rounds(1)
     assert (node.switch.withheld, node.withdrawn, node.plugin.state) == (frozenset(), {}, None)
+
+
+@pytest.mark.parametrize("labels", [{LABEL: "on-demand"}, {NVIDIA: "halves", NVIDIA_STATE: "pending"}])
+async def test_a_label_that_changes_while_the_gpu_is_closed_opens_it_again(
+    tmp_path: Path, labels: dict[str, str]
+) -> None:
+    node = mode_node(tmp_path)
+    node.open = True
+    await until_idle(node)
+    await node.rounds(2)
+    assert node.switch.withheld
+    node.labels = labels
+    await node.plugin.once()
+    assert (node.switch.withheld, node.withdrawn) == (frozenset(), {})
+    assert not node.driver.on
