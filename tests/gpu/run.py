@@ -38,20 +38,7 @@ from tests.gpu.kit.machine import Machine, Watcher, machine, real_driver
 from tests.gpu.kit.results import Results
 
 ROOT = Path(__file__).parents[2]
-PARTS = (
-    "paths",
-    "charge",
-    "guard",
-    "view",
-    "estate",
-    "idle",
-    "mps",
-    "frameworks",
-    "leftovers",
-    "answers",
-    "peers",
-    "bench",
-)
+PARTS = ("paths", "charge", "guard", "view", "estate", "idle", "mps", "frameworks", "leftovers", "answers", "peers", "bench")
 """In this order; a part gets what is left of the budget."""
 BENCH_S = 400
 """Kept for the benchmark while the parts before it run, when it is requested."""

@@ -1,7 +1,7 @@
 """What the node's NVML child says of the first GPU, beside what the driver's own nvidia-smi says at the same moment. Prints one JSON object.
 
-python3 estate.py DRIVER_ROOT NVIDIA_SMI UUID
-python3 estate.py fault        # a program of its own: its kernel writes to an illegal address, so the driver raises an XID. Prints CUDA's error
+    python3 estate.py DRIVER_ROOT NVIDIA_SMI UUID
+    python3 estate.py fault        # a program of its own: its kernel writes to an illegal address, so the driver raises an XID. Prints CUDA's error
 """
 
 from __future__ import annotations
@@ -164,13 +164,7 @@ def main(driver_root: Path, smi: str, uuid: str) -> None:
 
 
 def asdict_of(reply: Any) -> dict[str, Any]:
-    return {
-        "capable": reply.capable,
-        "mig": reply.mig,
-        "pending": reply.pending,
-        "device_id": reply.device_id,
-        "model": reply.model,
-    }
+    return {"capable": reply.capable, "mig": reply.mig, "pending": reply.pending, "device_id": reply.device_id, "model": reply.model}
 
 
 if __name__ == "__main__":
