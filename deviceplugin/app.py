@@ -36,6 +36,8 @@ from deviceplugin.grants.earlier_mounts import PreloadingPod, without_variables
 from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.grants.mount_check import MountCheck
 from deviceplugin.metrics import Metrics
+from deviceplugin.mig.declared_parts import declared_mig
+from deviceplugin.mig.device_users import DeviceUsers
 from deviceplugin.mig.instances import InstanceReplaced, MigInstances
 from deviceplugin.mig.on_demand import MigOnDemand
 from deviceplugin.mig.record import MigRecord
@@ -159,7 +161,7 @@ class DevicePlugin:
         self.numa = NumaWatch(settings, self.offer, self.pods, self.records)
         self.publisher = Publisher(
             client, settings.node_name, self.offer, lambda: {**annotation(), **self.numa.annotation()}, self._node_labels,
-            settings.selection.label_keys, self._node_seen,
+            settings.node_label_keys, self._node_seen,
             NodeTaint(client, settings.node_name, names.unhealthy_taint, settings.taint_effect, self.offer.inventory),
         )  # fmt: skip
         self.host_pool.changed = self.numa.changed = self.publisher.check
@@ -178,12 +180,14 @@ class DevicePlugin:
         self.gpus = self._node_gpus()
         self.offer.slots, self.offer.unlisted = self.mig, self.reports.mig_profile_not_listed
         self.nvml_service.health = self.gpus.last_health
+        opened = OpenedGpus(self.nvml_service.supervisor, settings.proc_root).of
         self.cordons = CordonWatch(
-            self.offer, self.pods, self.orphans.still_using, settings.nvml_withheld,
-            OpenedGpus(self.nvml_service.supervisor, settings.proc_root).of, self.trier.self_test if settings.self_test else None, self.gpus.self_tested,
-            before_offer=self.owner_watch.before_back,
+            self.offer, self.pods, self.orphans.still_using, settings.nvml_withheld, opened, self.trier.self_test if settings.self_test else None,
+            self.gpus.self_tested, before_offer=self.owner_watch.before_back,
         )  # fmt: skip
         self.offer.hold_back = self.cordons.hold_back
+        users = DeviceUsers(self.pods, self.offer, names, self.records, self.ledger, self.orphans.still_using)
+        self.declared = declared_mig(settings, self.gpus, self.offer, users, self.mig, opened, self.cordons, self.publisher, self.reports)  # fmt: skip
         self.earlier = EarlierInventory(self._names.inventory, self.gpus.remember, self.cordons.remember)
         self.metrics.readings = lambda: self.gpus.health.readings
         self.upkeep = Upkeep(
@@ -252,6 +256,7 @@ class DevicePlugin:
                     self._keep_grants,
                     self._keep_tidy,
                     *([self.shared_gpus.run, self.host_pool.run] if self.settings.host_pool else []),
+                    *([self.declared.run] if self.declared else []),
                     *([self.conditions.run] if self.settings.pod_conditions else []),
                     *([arbiters_reviews(self.settings, review)] if review else []),
                 ):
@@ -304,9 +309,8 @@ class DevicePlugin:
         return msgspec.json.decode(await self._client.get(paths.node(self.settings.node_name)), type=KubernetesNode)
 
     def _node_labels(self) -> Mapping[str, str | None]:
-        if self.settings.node_labels:
-            return labels_of(self.offer.reported, self._names)
-        return dict.fromkeys(self._names.gpu_labels)
+        facts = labels_of(self.offer.reported, self._names) if self.settings.node_labels else {}
+        return dict.fromkeys(self._names.node_labels) | facts | (self.declared.label if self.declared else {})
 
     def _orphans_changed(self, orphans: tuple[Orphan, ...]) -> None:
         self.metrics.set_orphans(orphans)

@@ -38,6 +38,7 @@ from kube.client import Client
 from kube.events import ObjectReference, Recorder, about
 from kube.objects import Pod
 from vgpu.health.notes import Note
+from vgpu.mig.declared import State
 
 GPU_UNFIT: Final = "GpuUnfit"
 """An Event's reason: a GPU of the pod is unhealthy, or no longer in the node."""
@@ -45,6 +46,10 @@ MIG_NOT_ON_DEMAND: Final = "MigNotOnDemand"
 """An Event's reason: instances that others made, a driver that contradicts the tables, or a model that is not in them."""
 MIG_PROFILE_NOT_LISTED: Final = "MigProfileNotListed"
 """An Event's reason: kube-scheduler does not know that a MIG profile is Tangram's."""
+MIG_CONFIG: Final[dict[State, str]] = {
+    "success": "MigConfigApplied", "pending": "MigConfigPending", "failed": "MigConfigFailed",
+}  # fmt: skip
+"""Events' reasons: the state of the node's declared MIG layout."""
 _DELETIONS: Final[dict[str, RemovalReason]] = {BYPASSED: "bypass"}
 """An Event's reason -> that of the deletion that follows; any other: over-limit."""
 
@@ -155,6 +160,10 @@ class Reports:
     def mig_not_on_demand(self, note: str) -> None:
         """A GPU in MIG mode makes no instances on demand: report it to the operator, on the node."""
         self._report_on_node(MIG_NOT_ON_DEMAND, note)
+
+    def mig_config(self, state: State, note: str) -> None:
+        """The node's declared MIG layout is in another state: report it to the operator, on the node."""
+        self._report_on_node(MIG_CONFIG[state], note, "Warning" if state == "failed" else "Normal")
 
     def mig_profile_not_listed(self, profile: str) -> None:
         """The node has a MIG profile that it does not offer: report it to the operator, on the node."""

@@ -16,6 +16,7 @@ from vgpu.health.owners import RETURN_S
 from vgpu.health.pod_policy import PodPolicy, policy_from_text
 from vgpu.health.selection import ALLOWED, EVERY, Selection, selection_from_list
 from vgpu.health.taints import Effect
+from vgpu.mig.declared import label_keys
 
 
 class DevicePluginSettings(ProgramSettings):
@@ -182,6 +183,17 @@ class DevicePluginSettings(ProgramSettings):
         description="seconds that a MIG instance on demand stays when no pod has it; 0: it is removed at once",
     )
 
+    mig_config_file: Path | None = Field(
+        None,
+        description="file of MIG layouts in the format of mig-parted; the node's label tangram.sh/mig.config, or nvidia.com/mig.config, names the one that this plugin applies; none: no layout is declared",
+    )
+    mig_mode_idle_s: float = Field(
+        0.0,
+        ge=0,
+        le=86_400,
+        description="seconds that a GPU must have been idle before its MIG mode is switched as its layout declares it; 0: never",
+    )
+
     nvml_start_s: float = Field(
         120.0,
         gt=0,
@@ -216,6 +228,11 @@ class DevicePluginSettings(ProgramSettings):
     def selection(self) -> Selection:
         """Which GPUs are Tangram's."""
         return selection_from_list(self.gpus)
+
+    @property
+    def node_label_keys(self) -> frozenset[str]:
+        """Of the node's labels that are read."""
+        return self.selection.label_keys.union(label_keys(self.names) if self.mig_config_file else ())
 
     @property
     def taint_effect(self) -> Effect | None:

@@ -11,13 +11,13 @@ from typing import Final
 
 from nvml.errors import NvmlError
 from nvml.messages import MigReply
+from nvml.mig_changes import table_of
 from nvml.queries import Nvml
 from nvml.supervisor import TimeLimits, supervised
 from tangramctl.errors import BadOption, CommandError, NoGpu
 from tangramctl.kubelet_devices import given_to_pods
 from tangramctl.mig_changes import carry_out
-from vgpu.api.mig import MigSlot, MigTable, nvidia_form
-from vgpu.api.mig_tables import model_of
+from vgpu.api.mig import MigSlot, nvidia_form
 from vgpu.mig.config import LARGEST_BYTES, BadMigFile, MigConfig, MigEntry, read
 from vgpu.mig.plan import GpuInstance, GpuPlan, GpuState, differences, plan
 
@@ -51,7 +51,7 @@ def apply(file: Path, name: str, where: Where) -> None:
     """Make the layout so, on every GPU or on none. Raises LayoutRefused, MigFailed, BadOption, NoGpu."""
     with _opened(where) as machine:
         plans = [one for one in machine.plans(file, name) if one.changes]
-        carry_out(plans, machine.nvml, lambda uuid: _table(machine.nvml.mig(uuid)))
+        carry_out(plans, machine.nvml, lambda uuid: table_of(machine.nvml.mig(uuid)))
         for one in plans:
             print("\n".join(_lines(one)))
         if not plans:
@@ -138,19 +138,13 @@ def _opened(where: Where) -> Iterator[_Machine]:
 
 
 def _state(nvml: Nvml, index: int, uuid: str, facts: MigReply, pods: dict[str, str]) -> GpuState:
-    table = _table(facts)
+    table = table_of(facts)
     instances = tuple(
         GpuInstance(one.number, MigSlot(one.start, one.profile), _used(nvml, one.uuids, pods), one.complete)
         for one in sorted(facts.instances, key=lambda one: one.number)
     )
     in_use = "" if facts.mig else _used(nvml, (uuid,), pods)
     return GpuState(index, uuid, facts.device_id, facts.capable, facts.mig, facts.pending, table, instances, in_use)
-
-
-def _table(facts: MigReply) -> MigTable:
-    """The driver's own; while MIG mode is off it reports no placements, and the model's documented ones stand in."""
-    model = model_of(facts.model)
-    return MigTable.of(facts.profiles) if facts.profiles or model is None else model.table
 
 
 def _used(nvml: Nvml, uuids: tuple[str, ...], pods: dict[str, str]) -> str:

@@ -91,6 +91,8 @@ class CordonWatch:
     ) -> None:  # fmt: skip
         self.withheld: frozenset[str] = frozenset()
         """UUIDs of GPUs that nothing of ours may have open."""
+        self.withheld_by_others: Callable[[], frozenset[str]] = frozenset
+        """UUIDs of GPUs that are closed for another reason. Whoever knows that its answer changed calls `check`."""
         self._offer, self._pods, self._gone, self._path, self._opened = offer, pods, gone, withheld, opened
         self._try_out, self._tested, self._now, self._before_offer = try_out, tested, now, before_offer
         self._cordons: Mapping[str, Cordon] = {}
@@ -124,6 +126,10 @@ class CordonWatch:
         self._known = True
         self._changed.set()
 
+    def check(self) -> None:
+        """`withheld_by_others` is another."""
+        self._changed.set()
+
     async def run(self) -> None:
         """Until cancelled."""
         try:
@@ -146,7 +152,7 @@ class CordonWatch:
         if not self._offer.probed:
             return
         inventory = self._offer.inventory()
-        self.withheld = self._plan(inventory, Opened()).withheld
+        self.withheld = self._plan(inventory, Opened()).withheld | self.withheld_by_others()
         if self._known and (self._pods.synced or not self._cordons):  # until then nobody knows who has a cordoned GPU
             await asyncio.to_thread(self._write_withheld, inventory, frozenset(self._cordons))
         ordered = [gpu for gpu in inventory.gpus if gpu.uuid in self._cordons]

@@ -91,7 +91,7 @@ class NodeGpus:
     ) -> None:  # fmt: skip
         self._offer, self._metrics, self._on_inventory = offer, metrics, on_inventory
         self._try_out, self._prepare, self._clock, self._now = try_out, prepare, clock, now
-        self._driver, self._nvml = driver, driver.nvml
+        self._driver, self.nvml = driver, driver.nvml
         self._wanted, self._unit_mib = access, unit_mib
         self._health_s, self._probe_s = health_s, probe_s
         self.health = NodeHealth()
@@ -104,6 +104,8 @@ class NodeGpus:
         self._hung: dict[str, str] = {}
         """UUID -> why, of GPUs of which a call did not return."""
         self._earlier: tuple[Gpu, ...] = ()
+        self._due = False
+        """Is a probe due, whatever the time?"""
 
     @property
     def failing(self) -> str:
@@ -124,6 +126,10 @@ class NodeGpus:
             now = self._with_closed(self._offer.reported, self._driver.withheld, self._driver.on_bus)
             self._offer.set_inventory(now, self.health.conditions)
             self._report()
+
+    def probe_soon(self) -> None:
+        """MIG instances were made or removed: which GPUs and instances there are is checked within a second."""
+        self._due = True
 
     def self_tested(self, uuid: str, why: str) -> None:
         """A GPU was tried. `why` it does not work; empty: it does."""
@@ -161,9 +167,10 @@ class NodeGpus:
     async def _follow(self, access: AccessMode, opened: OpenReply) -> None:
         while True:
             before = self._offer.reported if self._offer.probed else None
+            self._due = False
             openings, on_bus, withheld = self._driver.openings, self._driver.on_bus, self._driver.withheld
             inventory = await asyncio.to_thread(
-                probe, self._nvml, unit_mib=self._unit_mib, access=access, last=before or self._closed_before(withheld),
+                probe, self.nvml, unit_mib=self._unit_mib, access=access, last=before or self._closed_before(withheld),
                 reopened=openings != self._openings, on_bus=on_bus, withheld=withheld,
             )  # fmt: skip
             self._openings = openings
@@ -219,13 +226,13 @@ class NodeGpus:
             await asyncio.sleep(EVENTS_S)
             if why := self._late.reopen(self._clock()):
                 self._driver.reopen(why)
-            if self._driver.openings != self._openings and not probing.expired():
+            if (self._due or self._driver.openings != self._openings) and not probing.expired():
                 probing.reschedule(asyncio.get_running_loop().time())
 
     async def _watch_xids(self, uuids: tuple[str, ...]) -> None:
         reported: set[str] = set()
         while uuids:
-            pending = asyncio.ensure_future(asyncio.to_thread(self._nvml.xids, uuids))
+            pending = asyncio.ensure_future(asyncio.to_thread(self.nvml.xids, uuids))
             try:
                 seen = await asyncio.shield(pending)
             except asyncio.CancelledError:
@@ -273,7 +280,7 @@ class NodeGpus:
     async def _trouble_of(self, uuid: str) -> str | None:
         """Why the GPU does not answer, if it does not; a change of its health is reported. Raises NvmlAway."""
         try:
-            reply = await asyncio.to_thread(self._nvml.health, uuid)
+            reply = await asyncio.to_thread(self.nvml.health, uuid)
         except NvmlHung as error:
             self._hung[uuid] = str(error)
             if self.health.failed(uuid, str(error), self._now(), hung=True):

@@ -18,6 +18,7 @@ import structlog
 from deviceplugin.allocation import NodePod
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.mig.instances import Instance, InstanceReplaced, MigInstances, NoRoom
+from deviceplugin.mig.record import MigRecord
 from deviceplugin.pod_resources import ContainerDevices, KubeletUnreachable
 from deviceplugin.pods.usage_records import UsageRecord
 from kube.objects import Pod
@@ -79,6 +80,11 @@ class MigOnDemand:
         self._refreshed_s = float("-inf")
         self._changing = asyncio.Lock()
         """One change of instances at a time: what is in use is determined under it."""
+
+    @property
+    def record(self) -> MigRecord:
+        """Which instances were made on demand."""
+        return self._instances.record
 
     def shown(self, gpu: Gpu) -> Gpu:
         """The GPU as the inventory has it. Instances of ours are never offered as declared ones."""

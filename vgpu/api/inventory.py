@@ -75,6 +75,7 @@ class Withdrawal(StrEnum):
     NOT_SELECTED = "NotSelected"
     CLASH = "GpuClash"
     UNKNOWN = "OwnerUnknown"
+    MIG_CONFIG = "MigConfig"
 
 
 CORDON_REASONS: Final[Mapping[str, CordonState]] = {

@@ -182,6 +182,21 @@ class Names:
         return f"{self.domain}/cordoned-gpus"
 
     @property
+    def mig_config(self) -> str:
+        """Node label that operators write: the name of the node's MIG configuration."""
+        return f"{self.domain}/mig.config"
+
+    @property
+    def mig_config_state(self) -> str:
+        """Node label that the device plugin writes: whether the node's MIG configuration is applied."""
+        return f"{self.domain}/mig.config.state"
+
+    @property
+    def node_labels(self) -> tuple[str, ...]:
+        """Every node label that the device plugin writes."""
+        return *self.gpu_labels, self.mig_config_state
+
+    @property
     def unhealthy_taint(self) -> str:
         """Key of the node's taint while a GPU of it is unhealthy, where the operator wants one."""
         return f"{self.domain}/gpu-unhealthy"

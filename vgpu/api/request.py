@@ -236,8 +236,13 @@ def _kinds(limits: Mapping[str, str], name: str, names: Names) -> set[Kind]:
             raise BadRequest(f"container {name}: {resource} is no resource of Tangram: it must be one of {known}")
     found = set(kinds.values())
     if len(found) > 1 or ("mig" in found and len(kinds) > 1):
+        inside = (
+            ". No MIG instance is shared: the library limits shares of whole GPUs only"
+            if found >= {"mig", "share"}
+            else ""
+        )
         raise BadRequest(
-            f"container {name} requests {' and '.join(sorted(limits))}: a container takes either a share (gpu-mem, gpu-core), or whole GPUs (gpu), or MIG instances of one profile"
+            f"container {name} requests {' and '.join(sorted(limits))}: a container takes either a share (gpu-mem, gpu-core), or whole GPUs (gpu), or MIG instances of one profile{inside}"
         )
     return found
 

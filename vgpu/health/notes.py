@@ -80,11 +80,13 @@ def _of_withdrawal(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
 
 
 def _of_reason(gpu: Gpu, one: GpuCondition) -> Note:
+    level: Literal["Normal", "Warning"]
     if one.reason in CORDON_NOTES:
         event, says = CORDON_NOTES[one.reason]
-        level: Literal["Normal", "Warning"] = "Warning" if one.reason == Withdrawal.NOT_RELEASED else "Normal"
+        level = "Warning" if one.reason == Withdrawal.NOT_RELEASED else "Normal"
         return Note(gpu.uuid, event, f"{_named(gpu)} {says}{f' ({one.message})' if one.message else ''}", level)
-    return Note(gpu.uuid, GPU_WITHDRAWN, f"{_named(gpu)} is not offered to new pods: {one}")
+    level = "Normal" if one.reason == Withdrawal.MIG_CONFIG else "Warning"
+    return Note(gpu.uuid, GPU_WITHDRAWN, f"{_named(gpu)} is not offered to new pods: {one}", level)
 
 
 def _of_health(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
@@ -105,7 +107,8 @@ def _of_health(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
 
 def _closed(gpu: Gpu, known: Collection[GpuCondition]) -> bool:
     """Does NVML leave it out, or will or did so until it is opened anew? That is no trouble of the GPU."""
-    return gpu.cordon == RELEASED or (bool(gpu.cordon) and not known)
+    may_be = bool(gpu.cordon) or any(one.reason == Withdrawal.MIG_CONFIG for one in gpu.withdrawn)
+    return gpu.cordon == RELEASED or (may_be and not known)
 
 
 def _named(gpu: Gpu) -> str:

@@ -40,12 +40,15 @@ NO_MIG: Final = "too few free MIG instances of the profile"
 NO_MIG_ROOM: Final = "no GPU has room for another MIG instance of the profile beside those in use"
 NO_MIG_EVER: Final = "node has no such MIG instances"
 WITHDRAWN: Final = "a GPU of the node is cordoned or withdrawn, and the pod does not fit the others"
+IN_MIG_MODE: Final = (
+    "a GPU of the node is in MIG mode and is neither shared nor given whole, and the pod does not fit the others"
+)
 LIMITS: Final = (
     "on each GPU that has room for the guarantee, memory limits would add up to more than burst.overcommit allows"
 )
 SWAP_RISK: Final = "a pod of the same size is starting on another GPU of the node"
 
-UNRESOLVABLE: Final = frozenset({NO_INVENTORY, WITHDRAWN, TOO_LARGE, TOO_FEW, NO_MIG_EVER})
+UNRESOLVABLE: Final = frozenset({NO_INVENTORY, WITHDRAWN, IN_MIG_MODE, TOO_LARGE, TOO_FEW, NO_MIG_EVER})
 """Reasons that no eviction can help against: the pod would not fit if the node were empty."""
 
 GUESSES: Final = 4
@@ -191,10 +194,10 @@ def explain(
     return _no_fit(FeasibilityTable(fleet, request, looked_up, only), looked_up, only).reasons
 
 
-def _withdrawn(fleet: Fleet, table: FeasibilityTable) -> Bools:
-    """(nodes in view,) which have a GPU that new pods do not get."""
+def _among(names: Set[str], fleet: Fleet, table: FeasibilityTable) -> Bools:
+    """(nodes in view,) which of them have these names."""
     marked = np.zeros(fleet.width, np.bool_)
-    marked[[fleet.column[name] for name in fleet.withdrawn]] = True
+    marked[[fleet.column[name] for name in names]] = True
     in_view: Bools = marked[table.view.columns]
     return in_view
 
@@ -215,8 +218,9 @@ def _no_fit(table: FeasibilityTable, looked_up: CandidateNodes, only: Mapping[st
     unlimited = table if fleet.limits.overcommit is None else FeasibilityTable(fleet, request, looked_up, limited=False)
     found = [
         (NO_INVENTORY, (fleet.model[:, table.view.columns] < 0).all(axis=0)),
-        (WITHDRAWN, ~empty.fits & _withdrawn(fleet, table)),
+        (WITHDRAWN, ~empty.fits & _among(fleet.withdrawn, fleet, table)),
         (NO_MIG_EVER, ~empty.fits & ~empty.fits_mig),
+        (IN_MIG_MODE, ~empty.fits & _among(fleet.in_mig_mode, fleet, table)),
         (TOO_LARGE, ~empty.fits & ~empty.fits_largest),
         (TOO_FEW, ~empty.fits),
         (SWAP_RISK, now.fits),

@@ -18,7 +18,7 @@ from vgpu.api.names import Names
 
 NODES = "/api/v1/nodes"
 OURS, FOREIGN = tuple(f"gpu.example.com/{name}" for name in ("inventory", "bursts", "numa")), "example.com/kept"
-LABELS = Names("gpu.example.com").gpu_labels
+LABELS = Names("gpu.example.com").node_labels
 
 
 @pytest.fixture(scope="module")

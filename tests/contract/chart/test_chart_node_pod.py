@@ -212,3 +212,35 @@ def test_the_values_of_mig_on_demand_are_those_of_the_plugin() -> None:
     )
     bounds = {type(one): one for one in fields["mig_idle_s"].metadata}
     assert (ranges["minimum"], ranges["maximum"]) == (bounds[annotated_types.Ge].ge, bounds[annotated_types.Le].le)
+
+
+def test_a_declared_mig_layout_is_read_from_a_config_map_only_where_it_is_named(helm: Helm) -> None:
+    off = helm.objects({"accessMode": "nvidia"})
+    assert not [key for key in env(off.container("plugin")) if "MIG_CONFIG" in key or "MIG_MODE" in key]
+    assert "mig-config" not in {one["name"] for one in off.container("plugin")["volumeMounts"]}
+    node = {"migConfigMap": "layouts", "migModeIdleSeconds": 600}
+    on = helm.objects({"accessMode": "nvidia", "node": node})
+    plugin = on.container("plugin")
+    given = env(plugin)
+    assert given["TANGRAM_DEVICEPLUGIN_MIG_MODE_IDLE_S"] == "600"
+    (mount,) = [one for one in plugin["volumeMounts"] if one["name"] == "mig-config"]
+    assert given["TANGRAM_DEVICEPLUGIN_MIG_CONFIG_FILE"] == f"{mount['mountPath']}/config.yaml"
+    assert mount["readOnly"]
+    assert plugin["securityContext"]["privileged"]
+    with pytest.raises(Refused, match=r"node\.privileged is false with node\.migConfigMap=layouts"):
+        helm.objects({"node": {"migConfigMap": "layouts", "privileged": False}})
+    with pytest.raises(Refused, match=r"migModeIdleSeconds is 5 without node\.migConfigMap"):
+        helm.objects({"node": {"migModeIdleSeconds": 5}})
+    with pytest.raises(Refused, match="migConfigMap"):
+        helm.objects({"node": {"migConfigMap": "Not A Name"}})
+
+
+def test_the_values_of_a_declared_mig_layout_are_those_of_the_plugin() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["node"]
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["node"]["properties"]
+    fields = DevicePluginSettings.model_fields
+    assert values["migConfigMap"] == (fields["mig_config_file"].default or "")
+    assert values["migModeIdleSeconds"] == fields["mig_mode_idle_s"].default
+    bounds = {type(one): one for one in fields["mig_mode_idle_s"].metadata}
+    ranges = schema["migModeIdleSeconds"]
+    assert (ranges["minimum"], ranges["maximum"]) == (bounds[annotated_types.Ge].ge, bounds[annotated_types.Le].le)

@@ -37,6 +37,7 @@ from tests.contract.chart.policy_kit import (
 )
 from tests.contract.chart.rendering import EXAMPLES, Helm, Refused
 from vgpu.api.names import DEFAULT
+from vgpu.mig.declared import NVIDIA, NVIDIA_STATE
 
 
 @pytest.mark.parametrize("key", OURS)
@@ -201,7 +202,7 @@ def test_the_plugin_changes_nothing_else_of_its_node(policies: ApiServer, change
     )
 
 
-@pytest.mark.parametrize("key", DEFAULT.gpu_labels)
+@pytest.mark.parametrize("key", DEFAULT.node_labels)
 def test_the_plugin_writes_the_labels_of_its_own_node_alone(policies: ApiServer, key: str) -> None:
     name = f"labelled-{next(numbers)}"
     node(policies, name)
@@ -213,7 +214,19 @@ def test_the_plugin_writes_the_labels_of_its_own_node_alone(policies: ApiServer,
     policies.patch(f"{NODES}/{name}", gone, user=PLUGIN, node=name)
 
 
-@pytest.mark.parametrize("key", ["tangram.sh/gpu", "tangram.sh/gpu.models", "tangram.sh/node", "nvidia.com/gpu.model"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "tangram.sh/gpu",
+        "tangram.sh/gpu.models",
+        "tangram.sh/node",
+        "nvidia.com/gpu.model",
+        DEFAULT.mig_config,
+        "tangram.sh/mig.config.states",
+        NVIDIA,
+        NVIDIA_STATE,
+    ],
+)
 def test_the_plugin_writes_no_label_that_only_resembles_one_of_its_own(policies: ApiServer, key: str) -> None:
     name = f"resembling-{next(numbers)}"
     node(policies, name)

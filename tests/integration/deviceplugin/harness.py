@@ -56,7 +56,8 @@ class PodApi(FakeApi):
                 node.setdefault("spec", {}).update(change.get("spec", {}))
                 change["metadata"].pop("resourceVersion", None)
                 for kind, these in change["metadata"].items():
-                    node["metadata"].setdefault(kind, {}).update(these)
+                    known = node["metadata"].setdefault(kind, {}) | these
+                    node["metadata"][kind] = {key: text for key, text in known.items() if text is not None}
                 self.put(node)
             return web.json_response(node)
         if request.method == "POST" and request.path.endswith("/events"):

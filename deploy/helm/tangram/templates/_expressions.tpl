@@ -1,11 +1,11 @@
-{{/* Keys that the device plugin writes on its node: Names.inventory, .bursts, .numa and .gpu_labels in vgpu/api/names.py. As lists by comma, and in CEL. */}}
+{{/* Keys that the device plugin writes on its node: Names.inventory, .bursts, .numa and .node_labels in vgpu/api/names.py. As lists by comma, and in CEL. */}}
 {{- define "tangram.nodeAnnotations" -}}
 {{- $domain := .Values.domain -}}
 {{- range $at, $name := list "inventory" "bursts" "numa" }}{{ if $at }},{{ end }}{{ $domain }}/{{ $name }}{{ end -}}
 {{- end -}}
 {{- define "tangram.nodeLabels" -}}
 {{- $domain := .Values.domain -}}
-{{- range $at, $fact := list "model" "count" "memory" "driver" "cuda" "mig.capable" "arch" }}{{ if $at }},{{ end }}{{ $domain }}/gpu.{{ $fact }}{{ end -}}
+{{- range $at, $fact := list "model" "count" "memory" "driver" "cuda" "mig.capable" "arch" }}{{ if $at }},{{ end }}{{ $domain }}/gpu.{{ $fact }}{{ end }},{{ $domain }}/mig.config.state
 {{- end -}}
 {{/* Key of the taint that the device plugin writes on its node: Names.unhealthy_taint. */}}
 {{- define "tangram.nodeTaint" -}}

@@ -21,7 +21,7 @@
 
 {{- define "tangram.privileged" -}}
 {{- if ne (toString .Values.node.privileged) "auto" -}}{{ .Values.node.privileged }}
-{{- else -}}{{ or .Values.node.migOnDemand (and (eq (include "tangram.accessMode" .) "cdi") (not (include "tangram.nodeRuntimeClass" .))) }}
+{{- else -}}{{ or .Values.node.migOnDemand (ne .Values.node.migConfigMap "") (and (eq (include "tangram.accessMode" .) "cdi") (not (include "tangram.nodeRuntimeClass" .))) }}
 {{- end -}}
 {{- end -}}
 
@@ -300,6 +300,12 @@ memory: {{ add $pool $overhead }}Mi
 {{- end -}}
 {{- if and .Values.node.migOnDemand (ne (include "tangram.privileged" .) "true") -}}
 {{- fail "node.privileged is false with node.migOnDemand=true: the driver lets only a privileged container change MIG instances; it must be auto or true" -}}
+{{- end -}}
+{{- if and .Values.node.migConfigMap (ne (include "tangram.privileged" .) "true") -}}
+{{- fail (printf "node.privileged is false with node.migConfigMap=%s: the driver lets only a privileged container change MIG instances; it must be auto or true" .Values.node.migConfigMap) -}}
+{{- end -}}
+{{- if and .Values.node.migModeIdleSeconds (not .Values.node.migConfigMap) -}}
+{{- fail (printf "node.migModeIdleSeconds is %v without node.migConfigMap: no layout says which GPUs shall have MIG mode; it must be 0" .Values.node.migModeIdleSeconds) -}}
 {{- end -}}
 {{- if ge (float64 .Values.scheduler.preemption.deadlineSeconds) (float64 .Values.scheduler.extender.httpTimeoutSeconds) -}}
 {{- fail (printf "scheduler.preemption.deadlineSeconds is %v: kube-scheduler waits for scheduler.extender.httpTimeoutSeconds (%v) and would never hear the answer; it must be less, or 0" .Values.scheduler.preemption.deadlineSeconds .Values.scheduler.extender.httpTimeoutSeconds) -}}

@@ -425,3 +425,18 @@ def test_a_gpu_is_not_closed_while_an_abandoned_process_is_closing_its_files(tmp
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         nvml = OpenedNvml(("0000:17:00.0",), ("0000:17:00.0",), (ended.pid,))
         assert OpenedGpus(nvml, tmp_path).of([ONE]) == Opened()
+
+
+async def test_gpus_that_are_closed_for_another_reason_are_left_out_too_and_are_no_cordon(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.order()
+    made.watch.withheld_by_others = lambda: frozenset({TWO.uuid})
+    await made.watch.once()
+    assert read_withheld(made.path) == {TWO.pci[4:]}
+    assert not any(one.cordon for one in made.offer.inventory().gpus)
+    made.order(ONE)
+    await made.watch.once()
+    assert read_withheld(made.path) == {ONE.pci[4:], TWO.pci[4:]}
+    made.watch.withheld_by_others = frozenset
+    await made.watch.once()
+    assert read_withheld(made.path) == {ONE.pci[4:]}

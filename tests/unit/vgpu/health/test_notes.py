@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgpu.api.inventory import Gpu, GpuCondition, Inventory, MigInstance
+from vgpu.api.inventory import WITHDRAWN, Gpu, GpuCondition, Inventory, MigInstance, Withdrawal, withdraw
 from vgpu.health.notes import changes
 from vgpu.health.pod_policy import PodPolicy, UnfitGpu, affected, due, policy_from_text, unfit_gpus
 
@@ -39,6 +39,19 @@ def test_each_change_is_noted_once() -> None:
     assert noted(Inventory((ill,)), replace(ONE, conditions=(HOT,))) == [("GPU-1", "GpuDegraded")]
     assert noted(Inventory((ill,)), ONE) == [("GPU-1", "GpuHealthy")]
     assert noted(before, replace(ONE, healthy=False), TWO) == [("GPU-1", "GpuUnhealthy")]
+
+
+def test_a_gpu_whose_mig_layout_changes_is_no_trouble_also_while_it_is_closed() -> None:
+    one = ONE
+    out = withdraw(one, GpuCondition(Withdrawal.MIG_CONFIG, WITHDRAWN, 0, "its MIG layout is to change"))
+    (note,) = changes(Inventory((one,)), Inventory((out,)))
+    assert (note.reason, note.level) == ("GpuWithdrawn", "Normal")
+    closed = replace(out, healthy=False)
+    assert list(changes(Inventory((out,)), Inventory((closed,)))) == []
+    assert list(changes(Inventory((closed,)), Inventory((out,)))) == []
+    assert [note.reason for note in changes(Inventory((out,)), Inventory((one,)))] == ["GpuOffered"]
+    broken = replace(out, healthy=False, conditions=(*out.conditions, GpuCondition("XidError", "unhealthy", 1)))
+    assert [note.reason for note in changes(Inventory((out,)), Inventory((broken,)))] == ["GpuUnhealthy"]
 
 
 def test_a_note_names_the_gpu_and_the_reason() -> None:
