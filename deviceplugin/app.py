@@ -30,6 +30,7 @@ from deviceplugin.gpus.offer import Offer
 from deviceplugin.gpus.owner_watch import OwnerWatch
 from deviceplugin.gpus.publish import Publisher
 from deviceplugin.gpus.slice_watch import SliceWatch
+from deviceplugin.gpus.untested import UntestedGpus
 from deviceplugin.grants.atomic_file import make_folder
 from deviceplugin.grants.container_ids import ContainerIds
 from deviceplugin.grants.earlier_mounts import PreloadingPod, without_variables
@@ -180,8 +181,11 @@ class DevicePlugin:
         self.cordons = CordonWatch(
             self.offer, self.pods, self.orphans.still_using, settings.nvml_withheld,
             OpenedGpus(self.nvml_service.supervisor, settings.proc_root).of, self.trier.self_test if settings.self_test else None, self.gpus.self_tested,
-            before_offer=self.owner_watch.before_back,
+            before_offer=self.owner_watch.before_back, untested=UntestedGpus(settings.untested_gpus), failed=self.gpus.health.failed_test,
         )  # fmt: skip
+        for uuid, owed in self.cordons.load().items():
+            if owed.failed:
+                self.gpus.health.remember_failed(uuid, owed.failed, owed.since_s)
         self.offer.hold_back = self.cordons.hold_back
         self.earlier = EarlierInventory(self._names.inventory, self.gpus.remember, self.cordons.remember)
         self.metrics.readings = lambda: self.gpus.health.readings
