@@ -198,7 +198,7 @@ class Reports:
     def evict_unfit(self, pod: Pod, why: str) -> None:
         """The policy says that the pod leaves such a GPU."""
         if self.evictor.evict(pod, "unhealthy-gpu"):
-            self._recorder.event(about(pod), GPU_UNFIT, f"the pod is evicted: {why}", "Warning")
+            self._recorder.event(about(pod), GPU_UNFIT, f"the pod has to leave: {why}", "Warning")
 
     def _report_on_node(self, reason: str, note: str, level: Literal["Normal", "Warning"] = "Warning") -> None:
         name = self._node_name

@@ -295,6 +295,11 @@ class DevicePluginSettings(ProgramSettings):
         return self.plugin_folder / "nvml.withheld"
 
     @property
+    def untested_gpus(self) -> Path:
+        """GPUs that are away, and are tried when they come back."""
+        return self.plugin_folder / "gpus.untested"
+
+    @property
     def shared_gpus(self) -> Path:
         """Which GPUs the host pool serves."""
         return self.plugin_folder / SHARED_GPUS

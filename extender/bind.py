@@ -65,6 +65,9 @@ class Binder:
                 return "bound already"
             self._reserve_again(pod, args)
         timeout_s = await self._wait_in_order(args)
+        if why := self._state.not_offered(args.uid):
+            self._state.end_reservation(args.uid)
+            raise Refused(f"pod {args.key} is not bound to node {args.node}: {why}")
         self._state.on("bind", args.uid)
         try:
             await self._post(args, timeout_s)

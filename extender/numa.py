@@ -59,7 +59,7 @@ class Judgement:
 
 
 class NumaNodes:
-    """The nodes whose kubelet aligns pods or refuses them. `orphans`: UIDs of pods that the kubelet has no more."""
+    """The nodes whose kubelet aligns pods or refuses them. `orphans`: names of allocations of pods that the kubelet has no more."""
 
     def __init__(
         self, allocations: Accounting, orphans: Collection[str], names: Names, clock: Callable[[], float]
@@ -98,8 +98,10 @@ class NumaNodes:
             return
         self._facts[name] = facts
         for uid in facts.counted:
-            self._since_s.pop(uid, None)
-            self._allocations.counted(uid)
+            allocation = self._allocations.get(uid)
+            if allocation is not None and allocation.node == name:  # no word of another node's pods counts
+                self._since_s.pop(uid, None)
+                self._allocations.counted(uid)
 
     def forget_pod(self, uid: str) -> None:
         """It is gone."""

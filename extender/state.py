@@ -213,6 +213,21 @@ class State:
         reservation = self.reservations.get(uid)
         return reservation is not None and reservation.stage == "in gang"
 
+    def not_offered(self, uid: str) -> str:
+        """Why a GPU that is reserved for a pod is offered no more; empty where all are, or that is not known. The kubelet would fail a pod that is bound to one."""
+        allocation = self.allocations.place_of(uid)
+        inventory = self.fleet.inventory.get(allocation.node) if allocation is not None else None
+        if allocation is None or inventory is None:
+            return ""
+        for part in allocation.assignment.held():
+            gpu = inventory.gpu(part.uuid)
+            if gpu is None:
+                return f"{part.uuid} is no longer in the node"
+            if not gpu.offered:
+                why = "; ".join(map(str, gpu.withdrawn)) or gpu.state
+                return f"GPU {gpu.index} ({gpu.uuid}) is not offered any more: {why}"
+        return ""
+
     def unplaced(self, known: Pod | None, uid: str) -> Pod | None:
         """The pod that is known under this name, if it has this UID and is not placed yet."""
         if known is None or known.uid != uid or known.spec.node_name or self.allocations.place_of(uid) is not None:

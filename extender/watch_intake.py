@@ -99,6 +99,6 @@ class WatchIntake:
             state.offer(node)
             return
         state.reservations.end_all(pod.uid)
-        state.orphans.seen(pod.uid)
+        state.orphans.seen(pod.uid, node)
         state.allocations.allocate(pod.uid, state.allocation_of(pod, assignment))
         state.unblock(pod.uid)

@@ -41,13 +41,17 @@ def gpu_open(pid: int, proc: Path = Path("/proc"), major: int = MAJOR) -> bool |
 
 
 def opens(pid: int, minor: int, proc: Path = Path("/proc"), major: int = MAJOR) -> bool:
-    """Has any of its threads the device file of this GPU open, by its minor number? A process that is gone has not."""
+    """Has any of its threads the device file of this GPU open, by its minor number? A process that is gone has not. One that may not be read, or has more than
+    `MOST` descriptors, may have."""
     try:
-        return any(
-            path is not None and _numbers(path) == (major, minor) for path in _descriptors(proc / str(pid) / "task")
-        )
-    except OSError:
+        for count, path in enumerate(_descriptors(proc / str(pid) / "task")):
+            if count >= MOST or (path is not None and _numbers(path) == (major, minor)):
+                return True
+    except (FileNotFoundError, ProcessLookupError):
         return False
+    except OSError:
+        return True
+    return False
 
 
 def _descriptors(tasks: Path) -> Iterator[str | None]:

@@ -2,6 +2,7 @@
 
 TangramError
 └── NvmlError        the driver is not there, refused, or is too old; names the GPU and NVML's own words
+    ├── NvmlHalf     the driver refused half way, and what was done could not be undone: a part of a MIG instance is there
     ├── NvmlHung     a call did not return in time, or would meet a GPU of which one did not
     └── NvmlAway     no child answers now: it was ended, or none may be started; gives the reason
         └── NvmlOpening   the first child has not opened NVML yet
@@ -20,6 +21,10 @@ class NvmlError(TangramError):
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(text)
         self.code = code
+
+
+class NvmlHalf(NvmlError):
+    """The driver refused half way, and what was done could not be undone: a part of a MIG instance is there."""
 
 
 class NvmlHung(NvmlError):

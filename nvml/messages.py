@@ -15,7 +15,7 @@ from typing import ClassVar, Final, Literal
 
 import msgspec
 
-from nvml.errors import NvmlAway, NvmlError, NvmlHung, NvmlOpening
+from nvml.errors import NvmlAway, NvmlError, NvmlHalf, NvmlHung, NvmlOpening
 from vgpu.api.inventory import Gpu
 from vgpu.api.mig import MigProfile
 from vgpu.health.conditions import Reading
@@ -310,7 +310,7 @@ class MigDestroyedReply(NvmlReply, frozen=True, tag="MigDestroyed"):
     pass
 
 
-Kind = Literal["opening", "away", "hung", "refused"]
+Kind = Literal["opening", "away", "hung", "half", "refused"]
 
 
 class ErrorReply(NvmlReply, frozen=True, tag="Failed"):
@@ -320,6 +320,7 @@ class ErrorReply(NvmlReply, frozen=True, tag="Failed"):
         "opening": NvmlOpening,
         "away": NvmlAway,
         "hung": NvmlHung,
+        "half": NvmlHalf,
         "refused": NvmlError,
     }
     """The narrowest first."""

@@ -1,7 +1,7 @@
 """MIG of one GPU through NVML: what it has, and the single steps that change it. Decides nothing: `vgpu.mig.plan` does.
 
-A step that fails leaves what was there before it. If the process is killed between the two halves of `create`, a GPU instance without a compute
-instance is left, which `state` reports as incomplete.
+A step that fails leaves what was there before it, or is an NvmlHalf. If the process is killed between the two halves of `create`, a GPU instance without a
+compute instance is left, too, which `state` reports as incomplete.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from nvml import handles
 from nvml.binding import nv
-from nvml.errors import NvmlError
+from nvml.errors import NvmlError, NvmlHalf
 from nvml.messages import MigInstanceFacts, MigReply
 from nvml.naming import naming
 from vgpu.api.mig import MigProfile, resource_form
@@ -49,7 +49,8 @@ def set_mode(uuid: str, on: bool) -> bool:
 
 
 def create(uuid: str, profile: int, start: int) -> MigInstanceFacts:
-    """A GPU instance of the profile with this number at this memory slice, and its compute instance. Raises NvmlError; then neither is there."""
+    """A GPU instance of the profile with this number at this memory slice, and its compute instance. Raises NvmlError; then neither is there, unless it is an
+    NvmlHalf."""
     with naming(f"a MIG instance of profile {profile} at slice {start} of GPU {uuid}"):
         gpu = handles.of_uuid(uuid)
         info = next((one for one in _profiles(gpu) if int(one.id) == profile), None)
@@ -64,23 +65,37 @@ def create(uuid: str, profile: int, start: int) -> MigInstanceFacts:
         try:
             nv.nvmlGpuInstanceCreateComputeInstance(made, _whole_compute(made, int(info.sliceCount)))
             return _instance(made, (_profile(gpu, info),), tuple(_devices(gpu)))
-        except (nv.NVMLError, NvmlError):
-            with suppress(nv.NVMLError):
+        except (nv.NVMLError, NvmlError) as error:
+            try:
                 _remove(made)
+            except (nv.NVMLError, NvmlHalf) as second:
+                raise NvmlHalf(
+                    f"a MIG instance of GPU {uuid} is made half: {error}; that half cannot be removed: {second}"
+                ) from None
             raise
 
 
 def destroy(uuid: str, number: int) -> None:
-    """Remove the GPU instance with this ID, and its compute instances. The driver refuses while one is in use: then it stays. Raises NvmlError."""
+    """Remove the GPU instance with this ID, and its compute instances. The driver refuses while one is in use: then it stays. Raises
+    NvmlError; NvmlHalf where the compute instances are gone and the GPU instance is not."""
     with naming(f"MIG instance {number} of GPU {uuid}"):
         gpu = handles.of_uuid(uuid)
         _remove(nv.nvmlDeviceGetGpuInstanceById(gpu, number))
 
 
 def _remove(instance: Any) -> None:
-    for compute in _compute_instances(instance):
-        nv.nvmlComputeInstanceDestroy(compute)
-    nv.nvmlGpuInstanceDestroy(instance)
+    removed = 0
+    try:
+        for compute in _compute_instances(instance):
+            nv.nvmlComputeInstanceDestroy(compute)
+            removed += 1
+        nv.nvmlGpuInstanceDestroy(instance)
+    except nv.NVMLError as error:
+        if removed:
+            raise NvmlHalf(
+                f"{removed} compute instances are removed, and their GPU instance is not: NVML reports {error}"
+            ) from None
+        raise
 
 
 def _profiles(gpu: Any) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from nvml.errors import NvmlError
+from nvml.errors import NvmlError, NvmlHalf
 from nvml.messages import MigInstanceFacts, MigReply
 from vgpu.api.errors import TangramError
 from vgpu.api.mig import MigSlot, MigTable, nvidia_form
@@ -101,6 +101,8 @@ def carry_out(plans: Iterable[GpuPlan], nvml: MigCalls, tables: Tables) -> None:
     except (NvmlError, KeyboardInterrupt) as error:
         left = changes.undo()
         why = str(error) or "interrupted"
+        if isinstance(error, NvmlHalf):
+            left.append("what of this instance is there: the next plan of this GPU removes it")
         after = "the layout is as before" if not left else "these could not be undone: " + "; ".join(left)
         raise NotCarriedOut(f"{why}; {after}") from None
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Final, Protocol
 
 import structlog
 
 from deviceplugin.gpus.offer import CORDONS, Offer
+from deviceplugin.gpus.untested import Owed, UntestedGpus
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.usage_records import UsageRecord
 from nvml.descriptors import gpu_open, opens
@@ -31,6 +34,8 @@ from vgpu.health.cordons import CordonPlan, Opened, held_gpus, plan, recovered
 
 CHECK_S: Final = 1.0
 """Between checks while a GPU is cordoned or tried: whether a process that is to let go of it has. Guessed."""
+LOOK_S: Final = 5.0
+"""For all processes of `OURS`. Guessed: descriptors are read in milliseconds."""
 OURS: Final = frozenset({"tangram-copier", "tangram-trial"})
 """Programs that open GPUs: of the host pool, and of a trial."""
 
@@ -82,12 +87,13 @@ class OpenedGpus:
 
 class CordonWatch:
     """Of one node. `gone`: pods that the API lacks and that are not known to be gone. `try_out` tries a GPU; None: GPUs are not tried. `tested` is called with
-    its UUID and why it does not work. `before_offer`: to be awaited before a GPU that passed is offered."""
+    its UUID and why it does not work. `before_offer`: to be awaited before a GPU that passed is offered. `untested`: where GPUs that are away are kept."""
 
     def __init__(
         self, offer: Offer, pods: NodePods, gone: Callable[[], Iterable[UsageRecord]], withheld: Path, opened: Callable[[Collection[Gpu]], Opened],
         try_out: Callable[[str], Awaitable[TrialVerdict]] | None, tested: Callable[[str, str], None],
         now: Callable[[], float] = time.time, before_offer: Callable[[str], Awaitable[None]] | None = None,
+        untested: UntestedGpus | None = None, failed: Callable[[str], str] = lambda _: "", look_s: float = LOOK_S,
     ) -> None:  # fmt: skip
         self.withheld: frozenset[str] = frozenset()
         """UUIDs of GPUs that nothing of ours may have open."""
@@ -102,6 +108,15 @@ class CordonWatch:
         """Was the annotation read since the start?"""
         self._changed = asyncio.Event()
         self._tests: dict[str, asyncio.Task[None]] = {}
+        self._untested, self._failed, self._look_s = untested, failed, look_s
+        self._looking: asyncio.Future[Opened] | None = None
+        """For processes that have GPUs open. A process can keep it from ending."""
+
+    def load(self) -> Mapping[str, Owed]:
+        """At the start: GPUs that are away and are to be tried when they come back."""
+        owed = self._untested.load() if self._untested is not None else {}
+        self._offer.set_withdrawn(CORDONS, self._testing(owed) | dict(self._offer.withdrawn_by(CORDONS)))
+        return owed
 
     def remember(self, earlier: Inventory) -> None:
         """As the node's annotation was when this program began: what was withdrawn is not offered before it was tried. What stands already stays."""
@@ -156,12 +171,28 @@ class CordonWatch:
         if self._known and (self._pods.synced or not self._cordons):  # until then nobody knows who has a cordoned GPU
             await asyncio.to_thread(self._write_withheld, inventory, frozenset(self._cordons))
         ordered = [gpu for gpu in inventory.gpus if gpu.uuid in self._cordons]
-        opened = await asyncio.to_thread(self._opened, ordered) if ordered else Opened()
+        opened = await self._look(ordered) if ordered else Opened()
         now = self._plan(self._offer.inventory(), opened)  # a GPU may have recovered or passed its self-test meanwhile
         self._offer.set_withdrawn(CORDONS, self._conditions(now.states))
         for uuid, state in now.states.items():
             if state == TESTING and uuid not in self._tests and self._works(uuid):
                 self._tests[uuid] = asyncio.create_task(self._test(uuid))
+        if self._untested is not None:
+            here = {gpu.uuid for gpu in self._offer.inventory().gpus}
+            since_s = {uuid: one.since_s for uuid, one in self._offer.withdrawn_by(CORDONS).items() if uuid not in here}
+            owed = {uuid: Owed(at_s, self._failed(uuid)) for uuid, at_s in since_s.items()}
+            await asyncio.to_thread(self._untested.write, owed)
+
+    async def _look(self, ordered: Collection[Gpu]) -> Opened:
+        """Which GPUs our processes have open; none counts as closed where that is not seen in time: a process of a pod may have the name of one of ours, and a
+        descriptor that nobody can look at without waiting."""
+        if self._looking is not None and not self._looking.done():
+            return Opened()
+        self._looking = looking = _in_thread(self._opened, ordered)  # what a late one saw is out of date
+        if not (await asyncio.wait([looking], timeout=self._look_s))[0]:
+            log.warning("which processes have cordoned GPUs open is not seen in time: none is released meanwhile")
+            return Opened()
+        return looking.result()
 
     def _write_withheld(self, inventory: Inventory, cordoned: frozenset[str]) -> None:
         """What was left out stays so while a cordoned GPU is not in the inventory: NVML describes no GPU that it never opened. Raises OSError."""
@@ -265,6 +296,31 @@ def why_unfit(verdict: TrialVerdict) -> str:
     if verdict.outcome in (TrialOutcome.FAULTY, TrialOutcome.HUNG):
         return f"the self-test failed: {verdict.why}"
     return ""
+
+
+def _in_thread(look: Callable[[Collection[Gpu]], Opened], gpus: Collection[Gpu]) -> asyncio.Future[Opened]:
+    """In a thread that nobody waits for at the end of the program: it may never end."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[Opened] = loop.create_future()
+
+    def settle(opened: Opened | None, error: OSError | None) -> None:
+        if error is not None:
+            found.set_exception(error)
+            found.exception()  # a late one is nobody's
+        elif opened is not None:
+            found.set_result(opened)
+
+    def run() -> None:
+        opened, error = None, None
+        try:
+            opened = look(gpus)
+        except OSError as failed:
+            error = failed
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, opened, error)
+
+    Thread(target=run, name="cordons", daemon=True).start()
+    return found
 
 
 def _by_name(proc_root: Path) -> Collection[int]:

@@ -14,7 +14,18 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from vgpu.api.contract import Device, devices
-from vgpu.api.inventory import NORMAL, Gpu, GpuCondition, HeatClass, Inventory, Orphan, withdraw, without_copiers
+from vgpu.api.inventory import (
+    CORDON_REASONS,
+    NORMAL,
+    Gpu,
+    GpuCondition,
+    HeatClass,
+    Inventory,
+    Orphan,
+    Withdrawal,
+    withdraw,
+    without_copiers,
+)
 from vgpu.api.names import Names
 
 CORDONS: Final = "cordons"
@@ -158,7 +169,10 @@ class Offer:
         return replace(reported, gpus=without_copiers(gpus, self._context_mib), orphans=self._orphans)
 
     def _reasons(self, uuid: str) -> list[GpuCondition]:
-        return [of[uuid] for of in self._withdrawn.values() if uuid in of]
+        """A self-test that waits until a GPU is nobody else's is no reason yet: it would be named for as long as the other has the GPU."""
+        found = [of[uuid] for of in self._withdrawn.values() if uuid in of]
+        others = [one for one in found if one.reason != Withdrawal.TESTING]
+        return found if all(one.reason in CORDON_REASONS for one in others) else others
 
     def _list(self, inventory: Inventory, *, always: bool = False) -> None:
         """Make the device IDs anew, and notify if they changed, or `always`."""

@@ -80,13 +80,13 @@ class OwnerWatch:
 
     async def before_offer(self, inventory: Inventory) -> None:
         """An inventory is about to be offered: waits for answers at the first, and where a GPU is new, and tries GPUs that are ours."""
-        if fresh := {gpu.uuid for gpu in inventory.gpus} - self._checked:
+        if {gpu.uuid for gpu in inventory.gpus} - self._checked:
             if not self._checked:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FIRST_S):
                         await self._slices.first()
             await self.check()
-            self._checked |= fresh
+        self._checked = frozenset(gpu.uuid for gpu in inventory.gpus)
         await self._apply(inventory)
 
     async def before_back(self, uuid: str) -> None:

@@ -17,7 +17,7 @@ from typing import Final, Literal, Protocol
 import structlog
 
 from deviceplugin.mig.record import MigRecord, SlotRecord
-from nvml.errors import NvmlAway, NvmlError, NvmlHung
+from nvml.errors import NvmlAway, NvmlError, NvmlHalf, NvmlHung
 from nvml.messages import MigInstanceFacts, MigReply, ProcessesReply
 from vgpu.api.errors import Refused
 from vgpu.api.inventory import Gpu
@@ -33,6 +33,9 @@ PROCESS_WAIT_S: Final = 0.5
 PROCESS_POLL_S: Final = 0.05
 OFF: Final = "MIG on demand is off for this node (node.migOnDemand)"
 
+UNFINISHED: Final = (NvmlAway, NvmlHung, NvmlHalf)
+"""After these, a part of an instance may be there, or come yet: the record keeps the step, and `sort_out` finds it."""
+
 log = structlog.get_logger("deviceplugin.mig.instances")
 
 
@@ -40,7 +43,7 @@ Change = Literal["made", "failed", "removed"]
 
 
 class NoRoom(Refused):
-    """Instances in use are where the slot is, or a process that no container accounts for is on the GPU: that may pass."""
+    """Instances in use are where the slot is: that may pass."""
 
 
 class InstanceReplaced(Refused):
@@ -107,12 +110,19 @@ class MigInstances:
         with self._busy:
             return self._refresh(gpu, in_use)
 
-    def make(self, gpu: Gpu, slot: MigSlot, held: Collection[MigSlot], *, again: bool = False) -> Instance:
+    def make(
+        self, gpu: Gpu, slot: MigSlot, held: Collection[MigSlot], *, again: bool = False, given_up: Callable[[], bool] = bool,
+    ) -> Instance:  # fmt: skip
         """The instance at this slot: that which is there, or a new one. `held`: slots of other containers. `again`: the container has been answered before.
+        `given_up`: nobody waits for the answer any more. Then nothing is done: `held` may be out of date.
 
         Raises Refused, NvmlError, OSError.
         """
         with self._busy:
+            if given_up():
+                raise Refused(
+                    f"the MIG instance {slot.profile} at slice {slot.start} of GPU {gpu.uuid} is wanted no more"
+                )
             view = self._refresh(gpu, {*held, slot})
             device = slot_device(gpu.uuid, slot)
             before = self.record.get(device)
@@ -171,9 +181,7 @@ class MigInstances:
         try:
             self._driver.destroy_mig(gpu, one.number)
         except NvmlError as error:
-            if one.complete and not isinstance(
-                error, NvmlAway | NvmlHung
-            ):  # a process uses it: it is removed once it is idle
+            if one.complete and not isinstance(error, UNFINISHED):  # a process uses it: it is removed once it is idle
                 before = self.record.get(device)
                 self.record.enter(SlotRecord(device, "made", one.uuid, before.answered if before else one.uuid))
             raise
@@ -267,9 +275,9 @@ class MigInstances:
         log.info("made a MIG instance", device=device, uuid=one.uuid)
 
     def _not_made(self, device: str, answered: str, error: NvmlError) -> None:
-        """The driver refused: nothing of ours is there. Where it did not answer, the instance may yet appear: then it is ours."""
+        """The driver refused: nothing of ours is there. Where it did not answer, or refused half way, what is there or appears is ours."""
         self._absent_since_s.pop(device, None)
-        if isinstance(error, NvmlAway | NvmlHung):
+        if isinstance(error, UNFINISHED):
             return
         if answered:
             self.record.enter(SlotRecord(device, "lost", answered=answered))
@@ -284,7 +292,7 @@ class MigInstances:
         try:
             self._driver.destroy_mig(view.gpu, one.number)
         except NvmlError as error:
-            if not isinstance(error, NvmlAway | NvmlHung):
+            if not isinstance(error, UNFINISHED):
                 self.record.enter(SlotRecord(device, "made", one.uuid, before.answered))
             raise
         self.record.remove(device)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from threading import Event
 from typing import Final, Protocol
 
 import structlog
@@ -68,11 +69,11 @@ class MigOnDemand:
     def __init__(
         self, instances: MigInstances, offer: Offer, pods: KnownPods, *, given: Callable[[], Given], usage: Iterable[UsageRecord],
         holdings: Callable[[], Awaitable[Sequence[ContainerDevices]]], write_cdi: Callable[[Inventory], None], report: Callable[[str], None],
-        idle_s: float, clock: Callable[[], float] = time.monotonic,
+        idle_s: float, clock: Callable[[], float] = time.monotonic, make_s: float = MAKE_S,
     ) -> None:  # fmt: skip
         self._instances, self._offer, self._pods, self._given, self._usage = instances, offer, pods, given, usage
         self._holdings, self._write_cdi, self._report = holdings, write_cdi, report
-        self._idle_s, self._clock = idle_s, clock
+        self._idle_s, self._clock, self._make_s = idle_s, clock, make_s
         self._listed: dict[str, tuple[str, str]] | None = None
         """Slot -> namespace and name of the pod that had it by the kubelet's records; None = not known yet."""
         self._idle_since_s: dict[str, float] = {}
@@ -184,18 +185,22 @@ class MigOnDemand:
             raise Refused(f"GPU {gpu.uuid} is unhealthy: no MIG instance is made on it")
         if (reasons := self._withdrawn(gpu.uuid)) and not again:
             raise Refused(f"GPU {gpu.uuid} is withdrawn, and no MIG instance is made on it: {reasons[0]}")
-        held = self._held(gpu.uuid)
+        held, given_up = self._held(gpu.uuid), Event()
         try:
-            async with asyncio.timeout(MAKE_S):
-                return await asyncio.to_thread(self._instances.make, gpu, parsed[1], held, again=again)
+            async with asyncio.timeout(self._make_s):
+                return await asyncio.to_thread(
+                    self._instances.make, gpu, parsed[1], held, again=again, given_up=given_up.is_set
+                )
         except TimeoutError:
             raise Refused(
-                f"GPU {gpu.uuid}: the MIG instance {parsed[1].profile} at slice {parsed[1].start} was not made within {MAKE_S:g} s"
+                f"GPU {gpu.uuid}: the MIG instance {parsed[1].profile} at slice {parsed[1].start} was not made within {self._make_s:g} s"
             ) from None
         except NvmlError as error:
             raise Refused(
                 f"GPU {gpu.uuid}: no MIG instance {parsed[1].profile} at slice {parsed[1].start}: {error}"
             ) from None
+        finally:
+            given_up.set()  # the thread may wait still: what it would do then fits what is in use no more
 
     async def _tidy(self) -> None:
         """Remove what has been idle for long. Raises NvmlError, OSError."""

@@ -55,14 +55,16 @@ class Evictor(PodTasks[bool]):
         self._client, self._observer, self._count, self._sleep = client, observer, count, sleep
 
     def evict(self, pod: Pod, reason: Reason) -> bool:
-        """Begin. Returns False when this pod's eviction is in progress or accepted."""
+        """Begin. Returns False when this pod's eviction is in progress, accepted or refused for good."""
         return self._begin(pod, reason, self._until_evicted)
 
     def _ended(self, pod: Pod, reason: Reason, task: asyncio.Task[bool]) -> None:
-        """Only an eviction that was accepted is remembered: a pod that is stranded again is evicted then."""
+        """An eviction that was accepted is remembered, and one that the API server refused for good: else it would be refused every few seconds. A pod that
+        is stranded again is evicted then."""
         error = task.exception()
         if error is not None:
-            self._tasks.pop(pod.uid, None)
+            if not isinstance(error, ApiError):
+                self._tasks.pop(pod.uid, None)
             log.error(
                 "a pod that has to go was not evicted", pod=pod.key, uid=pod.uid, reason=reason, error=str(error),
                 exc_info=None if isinstance(error, ApiError) else error,

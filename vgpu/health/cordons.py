@@ -63,13 +63,16 @@ def plan(
         if gpu.uuid in cordons:
             free = known and gpu.uuid not in held
             states[gpu.uuid] = opened.state(gpu.uuid) if free else CORDONED
-        elif gpu.cordon and gpu.selected:  # others are no business of the self-test: it would not be made
+        elif gpu.selected and (
+            gpu.cordon or (gpu.withdrawn and gpu.uuid in withdrawn)
+        ):  # others are no business of the self-test: it would not be made
             states[gpu.uuid] = TESTING
     withheld = frozenset(uuid for uuid in here if uuid in cordons and known and uuid not in held)
     return CordonPlan(states, withheld)
 
 
 def recovered(before: Inventory, after: Inventory) -> frozenset[str]:
-    """UUIDs of GPUs that were unhealthy and are not."""
-    was = {gpu.uuid for gpu in before.gpus if gpu.state == "unhealthy"}
-    return frozenset(gpu.uuid for gpu in after.gpus if gpu.uuid in was and gpu.healthy)
+    """UUIDs of GPUs that were unhealthy and are not, or are away: these are tried when they are back."""
+    has = {gpu.uuid: gpu for gpu in after.gpus}
+    was = (gpu.uuid for gpu in before.gpus if gpu.state == "unhealthy")
+    return frozenset(uuid for uuid in was if uuid not in has or has[uuid].healthy)

@@ -38,6 +38,15 @@ class NodeHealth:
             if (failed := stood.get(Reason.SELF_TEST)) is not None:
                 self._health[gpu.uuid] = after_self_test(self._of(gpu.uuid), failed.message, failed.since_s)
 
+    def remember_failed(self, uuid: str, why: str, since_s: float) -> None:
+        """A GPU that was away as this program began had failed its self-test."""
+        self._health[uuid] = after_self_test(self._of(uuid), why, since_s)
+
+    def failed_test(self, uuid: str) -> str:
+        """Why a GPU failed its last self-test; empty: it did not."""
+        found = self._of(uuid).standing.get(Reason.SELF_TEST)
+        return found.message if found is not None else ""
+
     @property
     def conditions(self) -> Mapping[str, tuple[GpuCondition, ...]]:
         """UUID -> what is wrong. GPUs of which nothing is are left out."""

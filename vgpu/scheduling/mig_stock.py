@@ -30,6 +30,9 @@ from vgpu.scheduling.arrays import Ints
 NONE: Final = -1
 """State of a GPU that is not on demand. As an index it is the last."""
 
+MOST_STATES: Final = 20_000
+"""That are kept although no GPU is in them. Guessed: each costs some hundred bytes. A node that reports another memory of a GPU each time makes new ones without end."""
+
 _slot_of: Final = lru_cache(maxsize=65_536)(slot_of_device)
 
 
@@ -112,9 +115,12 @@ class MigStock:
         self.kept: dict[Any, Any] = {}
         """What `mig_slots` keeps with the fleet."""
         self._numbers: dict[tuple[MigTable, int, Layout | None], int] = {}
+        self._most_states = MOST_STATES
 
     def set_node(self, node: str, at: int, inventory: Inventory) -> None:
         """A node has these GPUs now, in a column that was cleared, and no pod has any."""
+        if len(self.states) >= self._most_states:
+            self._drop_unused_states()
         self.containers[node] = {}
         for row, gpu in enumerate(inventory.gpus):
             self._count(node, row, at, gpu, sorted({instance.profile for instance in gpu.offered_instances}))
@@ -242,3 +248,14 @@ class MigStock:
             self._numbers[key] = len(self.states)
             self.states.append(SlotState(table, gpu_mib, layout))
         return self._numbers[key]
+
+    def _drop_unused_states(self) -> None:
+        """Number those anew that GPUs are in. What was worked out for the others goes, too."""
+        used = [int(one) for one in np.unique(self.number) if one != NONE]
+        after = np.full(len(self.states) + 1, NONE, np.int32)  # the last is of NONE
+        after[used] = np.arange(len(used), dtype=np.int32)
+        self.number = after[self.number]
+        self.states = [self.states[one] for one in used]
+        self._numbers = {(one.table, one.gpu_mib, one.layout): at for at, one in enumerate(self.states)}
+        self.kept.clear()
+        self._most_states = max(MOST_STATES, 2 * len(self.states))

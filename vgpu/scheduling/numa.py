@@ -187,7 +187,7 @@ class _Machine:
 def supplies_of(
     facts: NumaFacts, inventory: Inventory, names: Names, held: Iterable[AssignedGpu], cpus_taken: Mapping[int, int]
 ) -> dict[str, Supply]:
-    """What the kubelet counts as there and free on a node. `held`: of pods that the kubelet has or will have before. `cpus_taken`: by NUMA node, CPUs of
+    """What the kubelet counts as there and free on a node. `held`: of pods that the kubelet has or will have before, orphans left out. `cpus_taken`: by NUMA node, CPUs of
     pods that `facts` do not count yet."""
     found: dict[str, Supply] = {}
     if facts.exclusive_cpus:
@@ -198,6 +198,7 @@ def supplies_of(
         found[resource] = Supply({one.numa: one.total for one in counts}, {one.numa: one.free for one in counts})
     known = {node.id for node in facts.nodes}
     used = _used(inventory, names, held)
+    orphaned = _used(inventory, names, (one for orphan in inventory.orphans for one in orphan.held))
     offered = replace(inventory, gpus=tuple(gpu for gpu in inventory.gpus if not gpu.withdrawn))
     for resource, ids in devices(offered, names).items():
         total_ids = Counter(one.numa for one in ids if one.numa in known)
@@ -207,6 +208,13 @@ def supplies_of(
             if gpu is not None and gpu.numa in known:
                 # of a withdrawn GPU the kubelet has the IDs that are in use, and no others
                 (total_ids if gpu.withdrawn else free_ids)[gpu.numa] += count if gpu.withdrawn else -count * gpu.healthy
+        for uuid, count in orphaned.get(resource, {}).items():
+            gpu = inventory.gpu(uuid)
+            if (
+                gpu is not None and gpu.numa in known and gpu.withdrawn
+            ):  # listed as in use, and free: it has no such pod
+                total_ids[gpu.numa] += count
+                free_ids[gpu.numa] += count * gpu.healthy
         if total_ids:
             found[resource] = Supply(total_ids, {node: max(0, free_ids[node]) for node in total_ids})
     return found

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from extender.bind import Binder
+from extender.watch_intake import WatchIntake
 from kube.errors import ApiError
-from tests.builders import gpu, pod, share
+from tests.builders import gpu, node, pod, share
 from tests.unit.extender.extender_parts import FULL_MIB, HALF_MIB, ExtenderParts
 from vgpu.api.errors import Refused
+from vgpu.api.inventory import WITHDRAWN, Gpu, GpuCondition, withdraw
 
 LISTED = pod("s").asking(mib=FULL_MIB).annotated(placement="scheduler")
 
@@ -41,6 +45,36 @@ async def test_a_pod_seen_bound_elsewhere_while_it_was_read_keeps_what_it_has() 
     assert allocation.node == "n2"
     assert parts.filter(pod("other").asking(mib=FULL_MIB), "n2").node_names == []
     assert parts.filter(pod("other").asking(mib=FULL_MIB), "n1").node_names == ["n1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            lambda one: withdraw(one, GpuCondition("Cordoned", WITHDRAWN, 1, "fan")),
+            "not offered any more: Cordoned: fan",
+        ),
+        (lambda one: replace(one, healthy=False), "not offered any more: unhealthy"),
+        (lambda _: gpu(7, 1024), "is no longer in the node"),
+    ],
+    ids=["cordoned", "unhealthy", "gone"],
+)
+async def test_a_pod_whose_gpu_is_not_offered_any_more_is_placed_again_and_not_bound(
+    change: Callable[[Gpu], Gpu], why: str
+) -> None:
+    """The device plugin would refuse its devices, and the kubelet fails such a pod for good."""
+    parts = ExtenderParts(n1=1, n2=1)
+    wanting = pod("a").asking(mib=HALF_MIB)
+    parts.report(wanting)
+    assert parts.filter(wanting, "n1").node_names == ["n1"]
+    there = node("n1").with_inventory(change(gpu(0)))
+    WatchIntake(parts.state).node_changed(node("n1").with_gpus(1).build(), there.build())
+    parts.server.answer = lambda *_: wanting.json()
+    with pytest.raises(Refused, match=why):
+        await binder(parts).bind(parts.binding(wanting, "n1"))
+    assert not parts.server.calls
+    assert parts.state.allocations.get(wanting.build().uid) is None
+    assert parts.filter(wanting, "n1", "n2").node_names == ["n2"]
 
 
 async def test_a_pod_seen_bound_where_it_is_to_go_is_bound_already() -> None:

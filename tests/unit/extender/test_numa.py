@@ -18,12 +18,12 @@ from extender.reasons import NUMA, eviction_may_help
 from extender.state import State
 from extender.watch_intake import WatchIntake
 from kube.objects import Node
-from tests.builders import PodBuilder, gpu, node, pod
+from tests.builders import PodBuilder, gpu, node, pod, share
 from tests.unit.vgpu.scheduling.slow_numa import SlowKubelet, Things
 from vgpu.api.codec import assignment_to_json
 from vgpu.api.contract import devices
 from vgpu.api.grant import AssignedGpu, Assignment
-from vgpu.api.inventory import Gpu
+from vgpu.api.inventory import Gpu, Orphan
 from vgpu.api.mig import MigSlot
 from vgpu.api.mig_device import slot_device
 from vgpu.api.names import DEFAULT
@@ -161,6 +161,21 @@ def test_a_pod_is_bound_when_those_before_it_have_started_and_are_counted() -> N
     assert order.why(uid) == ""
 
 
+def test_a_node_counts_no_cpus_of_another_nodes_pods() -> None:
+    """Else a node's account could have pods placed elsewhere on CPUs that are taken."""
+    cluster = Cluster("n1", "n2")
+    first = _placed(cluster, wanting("a", cpus=3))
+    where = cluster.gpu_of(first)[0]
+    cluster.publish(next(name for name in cluster.gpus if name != where), counted=(first.build().uid,))
+    allocation = cluster.state.allocations.get(first.build().uid)
+    assert allocation is not None
+    assert allocation.aligned is not None
+    cluster.publish(where, counted=(first.build().uid,))
+    allocation = cluster.state.allocations.get(first.build().uid)
+    assert allocation is not None
+    assert allocation.aligned is None
+
+
 def test_cpus_that_are_never_counted_block_no_pod_for_ever() -> None:
     cluster, first, second = Cluster(), wanting("a", 2, cpus=1), wanting("b", 4, cpus=1)
     order = BindOrder(cluster.state, 0)
@@ -227,7 +242,9 @@ def test_pods_that_are_gone_from_the_api_are_free_for_the_kubelet() -> None:
     cluster, first = Cluster(policy="restricted"), wanting("a", 7)
     cluster.filter(first)
     assert cluster.gpu_of(first) == ("n1", 0)
-    cluster.state.orphans._allocated.add(first.build().uid)
+    orphan = Orphan(first.build().uid, "default", "a", (share(cluster.gpus["n1"][0], 7 * GIB),))
+    cluster.state.forget_pod(orphan.uid)
+    cluster.state.orphans.reported("n1", [orphan])
     (reason,) = cluster.filter(wanting("b", 8)).unresolvable
     assert "would align the pod to NUMA node 0, where" in reason
 

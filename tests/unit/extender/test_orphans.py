@@ -9,12 +9,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extender.bind import Binder
 from extender.snapshot import snapshot_of
 from extender.state import State
 from extender.watch_intake import WatchIntake
 from kube.objects import Node
 from tests.builders import NodeBuilder, gpu, mig_gpu, node, pod, share
 from tests.examples import examples
+from tests.unit.extender.extender_parts import ExtenderParts
 from vgpu.api.codec import inventory_to_json
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory, Orphan
@@ -141,6 +143,36 @@ def test_a_node_that_names_another_nodes_pod_takes_nothing_from_it() -> None:
     state = state_of(reporting(n1, orphan("a", assigned)), reporting(n2, orphan("a", share(gpu(0, node="n2"), 1024))))
     assert free(state, "n1") == (FULL_MIB - 8192, 100)
     WatchIntake(state).node_changed(reporting(n2, orphan("a", share(gpu(0, node="n2"), 1024))), reporting(n2))
+    assert free(state, "n1") == (FULL_MIB - 8192, 100)
+
+
+async def test_a_node_that_names_a_pod_which_waits_neither_gets_it_nor_keeps_it_from_others() -> None:
+    """Whoever has a node's account reads the UIDs of all pods."""
+    parts = ExtenderParts(n1=1, n2=1)
+    waiting = pod("a").asking(mib=8192)
+    parts.report(waiting)
+    honest = node("n2").with_gpus(1)
+    lying = reporting(honest, orphan("a", share(gpu(0, node="n2"), 1024)))
+    WatchIntake(parts.state).node_changed(honest.build(), lying)
+    assert parts.state.unplaced(waiting.build(), waiting.build().uid) is not None
+    assert parts.filter(waiting, "n1").node_names == ["n1"]
+    WatchIntake(parts.state).node_changed(lying, honest.build())
+    assert free(parts.state, "n1") == (FULL_MIB - 8192, 100), "the reservation stands"
+    parts.state.end_reservation(waiting.build().uid)
+    WatchIntake(parts.state).node_changed(honest.build(), lying)
+    parts.server.answer = lambda method, *_: waiting.json() if method == "GET" else b"{}"
+    bound = await Binder(parts.state, parts.server, timeout_s=1).bind(parts.binding(waiting, "n2"))
+    assert (bound, parts.server.calls[-1]) == ("bound", "POST /api/v1/namespaces/default/pods/a/binding")
+
+
+def test_a_node_that_lies_first_does_not_make_the_true_node_free() -> None:
+    assigned = share(gpu(0), 8192)
+    n1, n2 = node("n1").with_gpus(1), node("n2").with_gpus(1)
+    state = state_of(reporting(n2, orphan("a", share(gpu(0, node="n2"), 1024))), reporting(n1))
+    running = pod("a").asking(mib=8192).on("n1").assigned(assigned).with_phase("Running").build()
+    WatchIntake(state).pod_changed(None, running)
+    WatchIntake(state).pod_changed(running, None)
+    WatchIntake(state).node_changed(reporting(n1), reporting(n1, orphan("a", assigned)))
     assert free(state, "n1") == (FULL_MIB - 8192, 100)
 
 

@@ -135,3 +135,22 @@ def test_one_gpu_is_open_by_its_number_and_no_other() -> None:
 
 def test_a_process_that_is_gone_has_no_gpu_open(tmp_path: Path) -> None:
     assert not opens(1, 0, tmp_path)
+
+
+def test_a_process_that_may_not_be_read_may_have_the_gpu_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str | Path) -> object:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert opens(7, 0, tmp_path)
+
+
+def test_a_process_with_too_many_descriptors_may_have_the_gpu_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(descriptors, "MOST", 4)
+    (tmp_path / "7/task/7/fd").mkdir(parents=True)
+    for number in range(4):
+        assert not opens(7, 0, tmp_path)
+        (tmp_path / "7/task/7/fd" / str(number)).symlink_to("/etc/passwd")
+    assert opens(7, 0, tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvml.errors import NvmlError
+from nvml.errors import NvmlError, NvmlHalf
 from nvml.messages import MigInstanceFacts
 from tangramctl.mig_changes import MigFailed, carry_out
 from vgpu.api.mig import MigSlot
@@ -110,3 +110,15 @@ def test_a_mode_that_needs_a_reset_is_an_error_that_says_so():
     machine = Machine(None, {"b": None}, reset=True)
     with pytest.raises(MigFailed, match="only with a reset of the GPU"):
         carry_out([plan(machine.state(0, "b"), True, {})], machine, lambda _: TABLE)
+
+
+def test_an_instance_that_is_left_half_is_named_and_the_layout_is_not_called_as_before():
+    machine = Machine(None, LAYOUTS)
+
+    def half(*_):
+        raise NvmlHalf("its compute instance is removed, and the GPU instance is not")
+
+    machine.destroy_mig = half
+    with pytest.raises(MigFailed, match=r"could not be undone: .*what of this instance is there") as failed:
+        carry_out(plans(machine), machine, lambda _: TABLE)
+    assert "as before" not in str(failed.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import threading
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ import pytest
 from deviceplugin.gpus import cordon_watch
 from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
 from deviceplugin.gpus.offer import Offer
+from deviceplugin.gpus.untested import UntestedGpus
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.usage_records import UsageRecord
 from kube.objects import Pod
@@ -39,7 +41,7 @@ WORKS = TrialVerdict(TrialOutcome.WORKS)
 class Watched:
     """A node with two GPUs. Its NVML closes what it must at once, unless `open` has it."""
 
-    def __init__(self, folder: Path, *, tests: bool = True) -> None:
+    def __init__(self, folder: Path, *, tests: bool = True, look_s: float = 30.0) -> None:
         self.path = folder / "nvml.withheld"
         self.offer, self.pods, self.health = Offer(DEFAULT, 1024), NodePods(DEFAULT, 1024), NodeHealth()
         self.synced = True
@@ -51,8 +53,11 @@ class Watched:
         self.prepared: list[str] = []
         self.watch = CordonWatch(
             self.offer, self.pods, lambda: self.gone, self.path, self._opened, self._try_out if tests else None, self._tested,
-            before_offer=self._before_offer,
+            before_offer=self._before_offer, untested=UntestedGpus(folder / "gpus.untested"), failed=self.health.failed_test, look_s=look_s,
         )  # fmt: skip
+        for uuid, owed in self.watch.load().items():
+            if owed.failed:
+                self.health.remember_failed(uuid, owed.failed, owed.since_s)
         self.offer.hold_back = self.watch.hold_back
         self.offer.set_inventory(Inventory((ONE, TWO)))
 
@@ -274,6 +279,95 @@ async def test_a_gpu_that_is_uncordoned_while_it_is_away_is_tried_when_it_comes_
     made.verdicts.put_nowait(WORKS)
     await made.step()
     assert await made.step() == ["", ""]
+
+
+ILL = (GpuCondition("OffTheBus", "unhealthy", 1, "XID 79"),)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_an_unhealthy_gpu_that_leaves_is_tried_when_it_is_back(tmp_path: Path, *, restarted: bool) -> None:
+    made = Watched(tmp_path)
+    made.offer.set_conditions({ONE.uuid: ILL})
+    made.offer.set_inventory(Inventory((TWO,)), {})
+    await made.step()
+    for _ in range(2 if restarted else 0):
+        made = Watched(tmp_path)
+        made.offer.set_inventory(Inventory((TWO,)), {})
+        await made.step()
+    made.offer.set_inventory(Inventory((ONE, TWO)), {})
+    assert made.cordons() == ["testing", ""], "at once"
+    await made.step()
+    assert made.tried == [ONE.uuid]
+    made.verdicts.put_nowait(WORKS)
+    assert await made.step() == ["", ""]
+    assert Watched(tmp_path).watch.load() == {}
+
+
+async def test_a_failed_self_test_of_a_gpu_that_is_away_stands_after_a_restart(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    await made.cordon_and_uncordon(ONE)
+    made.verdicts.put_nowait(TrialVerdict(TrialOutcome.FAULTY, "byte 4"))
+    await made.step()
+    made.offer.set_inventory(Inventory((TWO,)))
+    await made.step()
+    made = Watched(tmp_path)
+    made.offer.set_inventory(Inventory((ONE, TWO)), made.health.conditions)
+    await made.step()
+    made.verdicts.put_nowait(TrialVerdict(TrialOutcome.CANNOT_RUN, "no context fits"))
+    await made.step()
+    gpu = made.offer.inventory().gpus[0]
+    assert ([one.reason for one in gpu.conditions], gpu.offered) == (["SelfTestFailed"], False)
+
+
+async def test_a_damaged_list_of_gpus_that_are_away_is_no_end_of_the_plugin(tmp_path: Path) -> None:
+    (tmp_path / "gpus.untested").write_bytes(b"{")
+    made = Watched(tmp_path)
+    assert await made.step() == ["", ""]
+    assert made.watch.load() == {}
+
+
+async def test_a_gpu_that_another_plugin_offers_is_not_called_tried_and_is_tried_once_it_is_ours(
+    tmp_path: Path,
+) -> None:
+    for clash_first in (True, False):
+        made = Watched(tmp_path)
+        clash = {ONE.uuid: GpuCondition(Withdrawal.CLASH, WITHDRAWN, 1, "nvidia.com/gpu")}
+        if clash_first:
+            made.offer.set_withdrawn("owners", clash)
+        made.offer.set_conditions({ONE.uuid: ILL})
+        made.offer.set_conditions({})
+        made.offer.set_withdrawn("owners", clash)
+        await made.step()
+        assert await made.step() == ["", ""]
+        assert [one.reason for one in made.offer.inventory().gpus[0].withdrawn] == ["GpuClash"]
+        made.offer.set_withdrawn("owners", {})
+        assert made.cordons() == ["testing", ""], "at once"
+        made.verdicts.put_nowait(WORKS)
+        await made.step()
+        assert await made.step() == ["", ""]
+        assert made.tried == [ONE.uuid]
+
+
+async def test_a_process_that_cannot_be_looked_at_releases_nothing_and_stops_nothing(tmp_path: Path) -> None:
+    made, ends = Watched(tmp_path, look_s=0.05), threading.Event()
+    looked = made.watch._opened
+
+    def hang(_: Collection[Gpu]) -> Opened:
+        ends.wait(30)
+        return Opened(closed=frozenset({ONE.uuid}))
+
+    made.watch._opened = hang
+    made.order(ONE)
+    assert await made.step() == ["cordoned", ""]
+    made.order(ONE, TWO)
+    assert await made.step() == ["cordoned", "cordoned"]
+    made.watch._opened = looked
+    made.open.add(ONE.uuid)
+    late = made.watch._looking
+    assert late is not None
+    ends.set()
+    await late
+    assert await made.step() == ["cordoned", "released"], "what was seen late is out of date"
 
 
 async def test_a_list_that_cannot_be_read_keeps_the_cordons_of_before(tmp_path: Path) -> None:

@@ -143,6 +143,14 @@ async def test_a_gpu_of_another_is_not_offered_from_the_first_on_and_never_tried
     assert made.offer.inventory().gpus[1].withdrawn[0].since_s == 1_000_005
 
 
+async def test_of_a_gpu_that_was_away_others_are_asked_anew_before_it_is_offered() -> None:
+    made = Watched()
+    await made.start()
+    await made.start(replace(BOTH, gpus=(TWO,)))
+    made.kubelet.foreign = {ForeignDevice("nvidia.com/gpu", ONE.uuid)}  # since the last check
+    assert await made.start() == [["GpuClash"], []]
+
+
 async def test_a_gpu_that_comes_back_is_tried_before_it_is_offered() -> None:
     made = Watched()
     await made.start()

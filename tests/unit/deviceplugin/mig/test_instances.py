@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deviceplugin.mig.instances import LATE_S, OFF, Instance, MigInstances, NoRoom
 from deviceplugin.mig.record import FILE
-from nvml.errors import NvmlError, NvmlHung
+from nvml.errors import NvmlError, NvmlHalf, NvmlHung
 from tests.examples import examples
 from tests.unit.deviceplugin.mig.double import CutRecord, Killed, MigDouble, Steps, mig_gpu
 from vgpu.api.errors import Refused
@@ -359,3 +359,42 @@ def test_an_instance_in_the_way_that_the_driver_does_not_remove_is_an_error_and_
     machine.driver.destroy_mig = destroy  # type: ignore[method-assign]
     machine.make(HALF)
     assert machine.driver.layout() == (HALF,)
+
+
+def test_an_instance_that_was_made_half_and_could_not_be_removed_is_not_taken_for_anothers(machine: Machine) -> None:
+    create = machine.driver.create_mig
+
+    def half(uuid: str, profile: int, start: int) -> object:
+        made = create(uuid, profile, start)
+        machine.driver.instances[made.number] = replace(made, uuids=(), complete=False)
+        raise NvmlHalf("no compute instance; that half cannot be removed")
+
+    machine.driver.create_mig = half  # type: ignore[assignment, method-assign]
+    with pytest.raises(Refused, match="was not made: no compute instance"):
+        machine.make(SMALL)
+    machine.driver.create_mig = create  # type: ignore[method-assign]
+    machine.make(HALF)
+    assert machine.driver.layout() == (HALF,)
+
+
+def test_an_instance_that_was_removed_half_is_not_taken_for_anothers(machine: Machine) -> None:
+    made = machine.driver.at(machine.make(SMALL) and SMALL)
+    assert made is not None
+
+    def half(*_: object) -> None:
+        machine.driver.instances[made.number] = replace(made, uuids=(), complete=False)
+        raise NvmlHalf("its compute instance is removed, and the GPU instance is not")
+
+    destroy, machine.driver.destroy_mig = machine.driver.destroy_mig, half  # type: ignore[method-assign]
+    with pytest.raises(NvmlHalf):
+        machine.plugin.remove(GPU, SMALL, ())
+    machine.driver.destroy_mig = destroy  # type: ignore[method-assign]
+    machine.make(HALF)
+    assert machine.driver.layout() == (HALF,)
+
+
+def test_a_call_that_nobody_waits_for_any_more_does_nothing(machine: Machine) -> None:
+    machine.make(SMALL)
+    with pytest.raises(Refused, match=r"1g\.10gb at slice 4 .* is wanted no more"):
+        machine.plugin.make(GPU, MigSlot(4, "1g.10gb"), (), given_up=lambda: True)
+    assert machine.driver.layout() == (SMALL,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from deviceplugin.gpus.offer import Offer
 from deviceplugin.mig.instances import InstanceReplaced, NoRoom
 from deviceplugin.mig.on_demand import MigOnDemand
 from deviceplugin.pod_resources import ContainerDevices, KubeletUnreachable
+from nvml.messages import MigReply
 from tests.unit.deviceplugin.mig.double import MigDouble, PodsThatHave, mig_gpu, on_demand_of
 from vgpu.api.errors import Refused
 from vgpu.api.inventory import WITHDRAWN, AccessMode, GpuCondition, Inventory, Withdrawal
@@ -231,3 +233,33 @@ async def test_a_slot_of_no_gpu_of_the_node_is_refused(tmp_path: Path) -> None:
     other = slot_device(mig_gpu(index=7).uuid, MigSlot(6, "1g.10gb"))
     with pytest.raises(Refused, match=f"{other} is no MIG slot of a GPU of this node"):
         await known.node.allocate([other])
+
+
+async def test_an_allocation_that_was_given_up_removes_nothing_from_those_after_it(tmp_path: Path) -> None:
+    """It waits for the driver, with what was in use when it began. Then a later container gets an instance, and has no process yet."""
+    known = await KnownNode(tmp_path).begin()
+    await known.node.allocate([SMALL])
+    await known.pass_s(1)  # now the kubelet's records are known, too
+    driver, entered, answers = known.driver, threading.Event(), threading.Event()
+    reply = driver.mig
+
+    def slow(uuid: str) -> MigReply:
+        entered.set()
+        assert answers.wait(30)
+        return reply(uuid)
+
+    driver.mig = slow  # type: ignore[method-assign]
+    known.node._make_s = 0.05
+    first = asyncio.create_task(known.node.before_start([SMALL]))  # it has the driver, and does not return
+    assert await asyncio.to_thread(entered.wait, 30)
+    first.cancel()
+    stale = asyncio.create_task(known.node.allocate([HALF]))  # SMALL is idle and in its way
+    await asyncio.wait([first, stale], timeout=30)
+    assert isinstance(stale.exception(), Refused)
+    known.pods.have([SMALL])
+    known.node._make_s = 30.0
+    answers.set()
+    await known.node.allocate([SMALL])
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert driver.destroyed == []
+    assert driver.layout() == (MigSlot(6, "1g.10gb"),)

@@ -118,6 +118,7 @@ async def test_a_refusal_for_good_ends_it_and_a_pod_that_is_gone_is_gone(status:
     await made.run()
     assert (made.ends, len(made.server.calls)) == ([("stranded", done)], 1)
     assert made.reported == ([] if done else [("a message", False)])
+    assert not made.evictor.evict(pod("a").build(), "stranded"), "it would be refused again and again"
 
 
 async def test_an_error_of_our_own_is_reported_and_may_be_tried_again() -> None:

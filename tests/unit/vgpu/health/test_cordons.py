@@ -76,6 +76,12 @@ def test_only_a_gpu_that_was_unhealthy_has_recovered(
     assert recovered(was, now) == ({"GPU-1"} if again else frozenset())
 
 
+def test_a_gpu_that_leaves_unhealthy_is_tried_when_it_is_back() -> None:
+    ill = replace(GPU, conditions=(LOST,), healthy=False)
+    assert recovered(Inventory((ill,)), Inventory(())) == {"GPU-1"}
+    assert recovered(Inventory((GPU,)), Inventory(())) == frozenset()
+
+
 def reasons(*steps: Gpu) -> list[str]:
     inventories = [Inventory((one,)) for one in steps]
     return [note.reason for before, after in pairwise(inventories) for note in changes(before, after)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from vgpu.api.mig import MigSlot
 from vgpu.api.mig_device import slot_device, slot_of_device
 from vgpu.api.mig_tables import model_of
 from vgpu.api.request import GpuRequest, PodRequest
+from vgpu.scheduling import mig_stock
 from vgpu.scheduling.fleet import Fleet
 from vgpu.scheduling.placement import NO_MIG_EVER, NO_MIG_ROOM, Placement, explain, place, spare
 
@@ -230,3 +232,24 @@ def test_a_node_that_changes_to_on_demand_and_back_is_counted_anew() -> None:
         assert fleet.stock.on_demand == (inventory is slots)
     fleet.remove_node("n1")
     assert fleet.stock.on_demand == 0
+
+
+def test_a_node_that_reports_another_memory_each_time_makes_no_states_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mig_stock, "MOST_STATES", 4)
+    fleet, fresh = Fleet(), Fleet()
+    stays, changes = on_demand(0), on_demand(0, node="n2")
+    held = [in_slot(stays, "3g.40gb", 4)]
+    for one in (fleet, fresh):
+        one.set_node("n1", Inventory((stays,)), held)
+    for mib in range(40_000, 40_100):
+        fleet.set_node("n2", Inventory((replace(changes, mib=mib),)))
+        place(fleet, pod(mig("1g.10gb")), ["n1", "n2"])
+        assert len(fleet.stock.states) <= 8
+    fresh.set_node("n2", Inventory((replace(changes, mib=40_099),)))
+    for wanted in (("1g.10gb",), ("3g.40gb", "1g.10gb"), ("4g.40gb",), ("7g.80gb",)):
+        parts = [mig(profile, name=f"c{at}") for at, profile in enumerate(wanted)]
+        for nodes in (["n1"], ["n2"], ["n1", "n2"]):
+            assert place(fleet, pod(*parts), nodes) == place(fresh, pod(*parts), nodes)
+    assert fleet.stock.free_mib().sum() == fresh.stock.free_mib().sum()

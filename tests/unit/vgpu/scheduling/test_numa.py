@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.builders import gpu, mig_gpu, share
 from tests.unit.vgpu.scheduling.slow_numa import SlowKubelet, Things
 from vgpu.api.grant import AssignedGpu
-from vgpu.api.inventory import WITHDRAWN, GpuCondition, Inventory
+from vgpu.api.inventory import WITHDRAWN, GpuCondition, Inventory, Orphan
 from vgpu.api.names import DEFAULT
 from vgpu.api.numa import ContainerNeeds, DeviceCount, NumaFacts, NumaNode
 from vgpu.scheduling.numa import CPU, Supply, gpus_of, mask_of, nodes_of, predict, preferred, supplies_of
@@ -195,6 +195,16 @@ def test_of_a_withdrawn_gpu_the_kubelet_has_the_ids_in_use_alone() -> None:
     found = supplies_of(facts(), Inventory((left, stays)), DEFAULT, held, {})
     assert found[DEFAULT.gpu_mem] == Supply({0: 5}, {0: 2})
     assert found[DEFAULT.gpu] == Supply({0: 1}, {0: 1})
+
+
+def test_ids_of_orphans_on_a_withdrawn_gpu_are_listed_and_free() -> None:
+    """The plugin lists them, as processes use them, and the kubelet has no pod with them any more."""
+    cordoned = (GpuCondition("Cordoned", WITHDRAWN, 0),)
+    left, stays = gpu(0, numa=0, mib=4096, conditions=cordoned), gpu(1, numa=0, mib=4096)
+    gone = Orphan("uid", "default", "gone", (share(left, 1024), share(stays, 1024)))
+    for there, free in ((left, 5), (replace(left, healthy=False), 4)):
+        inventory = Inventory((there, stays), orphans=(gone,))
+        assert supplies_of(facts(), inventory, DEFAULT, [], {})[DEFAULT.gpu_mem] == Supply({0: 5}, {0: free})
 
 
 def test_slots_on_demand_count_nowhere_and_are_given_anywhere() -> None:
