@@ -15,7 +15,7 @@ from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.request import PodRequest
 from vgpu.scheduling.fleet import Fleet
-from vgpu.scheduling.placement import TOO_LARGE, Placement, place
+from vgpu.scheduling.placement import IN_MIG_MODE, TOO_LARGE, Placement, place
 
 HERE: Final = "this machine"
 
@@ -49,7 +49,7 @@ def choose(
         return assigned
     (wanted,) = request.containers
     allowed = [gpu for gpu in inventory.gpus if not request.uuids or gpu.uuid in request.uuids]
-    if answer.reasons[HERE] == TOO_LARGE:
+    if answer.reasons[HERE] in (IN_MIG_MODE, TOO_LARGE):
         raise BadOption(_too_large(wanted.mib, allowed, hint))
     free = {gpu.uuid: _free(fleet, row) for row, gpu in enumerate(inventory.gpus)}
     cap = f" and {wanted.core_percent} % of its time" if wanted.core_percent else ""

@@ -15,7 +15,6 @@ from typing import Final, Protocol
 
 from vgpu.api.contract import Device, devices
 from vgpu.api.inventory import (
-    CORDON_REASONS,
     NORMAL,
     Gpu,
     GpuCondition,
@@ -31,6 +30,8 @@ from vgpu.api.names import Names
 CORDONS: Final = "cordons"
 """Who withdraws GPUs that an operator cordoned, and GPUs that are to be tried: of `Offer.set_withdrawn`."""
 
+NOT_OURS: Final = frozenset({Withdrawal.NOT_SELECTED, Withdrawal.CLASH, Withdrawal.UNKNOWN})
+"""The GPU is somebody else's, or may be."""
 EVERY: Final = "*"
 """Each MIG profile is offered."""
 
@@ -171,8 +172,9 @@ class Offer:
     def _reasons(self, uuid: str) -> list[GpuCondition]:
         """A self-test that waits until a GPU is nobody else's is no reason yet: it would be named for as long as the other has the GPU."""
         found = [of[uuid] for of in self._withdrawn.values() if uuid in of]
-        others = [one for one in found if one.reason != Withdrawal.TESTING]
-        return found if all(one.reason in CORDON_REASONS for one in others) else others
+        if any(one.reason in NOT_OURS for one in found):
+            return [one for one in found if one.reason != Withdrawal.TESTING]
+        return found
 
     def _list(self, inventory: Inventory, *, always: bool = False) -> None:
         """Make the device IDs anew, and notify if they changed, or `always`."""

@@ -72,7 +72,7 @@ static CUresult copy_3d(struct job *job, const CUDA_MEMCPY3D *how)
 
 static CUresult copy_3d_peer(struct job *job, const CUDA_MEMCPY3D_PEER *how)
 {
-    TRY(copy_3d(job, how));
+    TRY(copy_3d(job, (const CUDA_MEMCPY3D *)how)); /* cuda.h: the same members, the contexts are reserved there */
     CHECK((how->srcMemoryType == CU_MEMORYTYPE_ARRAY || context_ok(how->srcContext)) && (how->dstMemoryType == CU_MEMORYTYPE_ARRAY || context_ok(how->dstContext)),
           CUDA_ERROR_INVALID_CONTEXT);
     job->at_ctx = how->dstContext;
