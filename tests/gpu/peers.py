@@ -49,11 +49,11 @@ CODES: Final = {
 """cuda.h; the last one follows from it. Measured against it, two H200 with driver 580.159.04: a context's access to itself is not supported (217)."""
 GUARANTEE_MIB, FAKE_GUARANTEE_MIB = 1280, 64
 """Of a container that takes turns: as bench/memory_swap/swap_node.py has it."""
-BLOCK_MIB, FAKE_BLOCK_MIB = 1024, 128
-"""Of elastic memory on each GPU."""
+BLOCK_MIB, FAKE_BLOCK_MIB = 4096, 192
+"""Of elastic memory on each GPU: two containers with one each do not fit beside the ballast, whatever their contexts take."""
 SPARE_MIB, FAKE_SPARE_MIB = 640, 20
 """Beyond what one of two containers needs."""
-POOL_MIB: Final = 4096
+POOL_MIB: Final = 8192
 FAKE_POOL_MIB: Final = 512
 FAKE_OPTIONS: Final = "memory_mib=1024 context_mib=16"
 
