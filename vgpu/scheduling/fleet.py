@@ -92,8 +92,8 @@ class Fleet:
         """Node -> costs of its links, (GPUs, GPUs), as far as they were looked up (`links`)."""
         self.withdrawn: set[str] = set()
         """Nodes with a withdrawn GPU that `node.gpus` selects."""
-        self.in_mig_mode: set[str] = set()
-        """Nodes with a GPU in MIG mode that is offered: neither shared nor given whole."""
+        self.in_mig_mode: dict[str, int] = {}
+        """Node -> MiB of the largest GPU in MIG mode that is offered: neither shared nor given whole."""
         self.stock = MigStock(FIRST_CAPACITY)
         """MIG instances and slots."""
         self.mig_containers, self.mig = self.stock.containers, self.stock.by_profile
@@ -193,8 +193,9 @@ class Fleet:
         self.inventory[name] = inventory
         missed = any(gpu.withdrawn and gpu.selected for gpu in inventory.gpus)
         (self.withdrawn.add if missed else self.withdrawn.discard)(name)
-        in_mig_mode = any(gpu.mig and gpu.offered for gpu in inventory.gpus)
-        (self.in_mig_mode.add if in_mig_mode else self.in_mig_mode.discard)(name)
+        self.in_mig_mode.pop(name, None)
+        if in_mig_mode := [gpu.mib for gpu in inventory.gpus if gpu.mig and gpu.offered]:
+            self.in_mig_mode[name] = max(in_mig_mode)
         for row, gpu in enumerate(inventory.gpus):
             self._set_gpu(row, at, gpu)
         self.stock.set_node(name, at, inventory)
@@ -212,7 +213,7 @@ class Fleet:
         self._unsettle(name)
         self.links.pop(name, None)
         self.withdrawn.discard(name)
-        self.in_mig_mode.discard(name)
+        self.in_mig_mode.pop(name, None)
         del self.inventory[name], self.mig_containers[name]
         self.names[at], self.free_cpu_milli[at] = "", UNKNOWN_CPU
         self._clear(at)

@@ -216,11 +216,13 @@ def _no_fit(table: FeasibilityTable, looked_up: CandidateNodes, only: Mapping[st
     empty = empty_of_all(fleet, bare) if every else empty_of(fleet, bare, looked_up)
     now = FeasibilityTable(fleet, request, looked_up) if only else table
     unlimited = table if fleet.limits.overcommit is None else FeasibilityTable(fleet, request, looked_up, limited=False)
+    most_mib = max((part.mib for part in request.containers), default=0)
+    large_enough = {name for name, mib in fleet.in_mig_mode.items() if mib >= most_mib}
     found = [
         (NO_INVENTORY, (fleet.model[:, table.view.columns] < 0).all(axis=0)),
         (WITHDRAWN, ~empty.fits & _among(fleet.withdrawn, fleet, table)),
         (NO_MIG_EVER, ~empty.fits & ~empty.fits_mig),
-        (IN_MIG_MODE, ~empty.fits & _among(fleet.in_mig_mode, fleet, table)),
+        (IN_MIG_MODE, ~empty.fits & _among(large_enough, fleet, table)),
         (TOO_LARGE, ~empty.fits & ~empty.fits_largest),
         (TOO_FEW, ~empty.fits),
         (SWAP_RISK, now.fits),

@@ -45,6 +45,7 @@ def test_it_is_no_reason_where_another_gpu_serves_the_pod() -> None:
 
 def test_others_reasons_stay() -> None:
     assert why(fleet(gpu(0)), replace(SHARE, mib=10**6)) == TOO_LARGE
+    assert why(fleet(gpu(0), mig_gpu(1, "1g.10gb")), replace(SHARE, mib=10**6)) == TOO_LARGE
     assert why(fleet(gpu(0)), INSTANCE) == NO_MIG_EVER
     assert why(fleet(mig_gpu(0, "2g.20gb")), INSTANCE) == NO_MIG_EVER
     assert why(fleet(replace(mig_gpu(0, "1g.10gb"), healthy=False)), SHARE) == TOO_LARGE
