@@ -89,11 +89,3 @@ def test_a_label_switches_the_mode_of_an_idle_gpu_and_makes_the_layout(declared:
         one.get("note") or "" for one in declared.api.listed("event", "default") if one["reason"] == "MigConfigFailed"
     ]
     assert any(f"{LABEL}=none-such" in note and "halves, mixed, off" in note for note in notes), notes
-
-
-def test_a_share_waits_where_the_only_other_gpu_is_in_mig_mode(declared: Cluster, namespace: str) -> None:
-    label(declared, "halves")
-    is_so(declared, "success", **{"3g_40gb": 2})
-    declared.run(namespace, pod("whole", container(gpu=1)))
-    declared.create(namespace, pod("two", container(gpu=2)))
-    declared.event(namespace, "two", lambda text: "is in MIG mode and is neither shared" in text, "it names the mode")
