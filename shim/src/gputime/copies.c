@@ -27,23 +27,8 @@
         activity_something_synced();                                                                                           \
         return rc;                                                                                                             \
     }
-/* Between this thread's default stream and the other context's nothing keeps an order: so what is before is waited for. */
-#define ACROSS(name, base, since, ptds, params, ...)                                                                           \
-    static CUresult name##_across params                                                                                       \
-    {                                                                                                                          \
-        const struct across across = across_look((CUdeviceptr)to, (CUdeviceptr)from, (CUstream)(uintptr_t)(ptds ? 2 : 0));     \
-        if (across.how == ACROSS_PEER)                                                                                         \
-            return ptds && HAS(cuMemcpyPeer_ptds)                                                                              \
-                       ? tangram.driver.cuMemcpyPeer_ptds((CUdeviceptr)to, across.to, (CUdeviceptr)from, across.from, bytes)   \
-                       : tangram.driver.cuMemcpyPeer((CUdeviceptr)to, across.to, (CUdeviceptr)from, across.from, bytes);       \
-        CUresult rc = across.how == ACROSS_CURRENT ? across_begin(across.to, ptds) : CUDA_SUCCESS;                             \
-        if (rc != CUDA_SUCCESS)                                                                                                \
-            return rc;                                                                                                         \
-        rc = tangram.driver.name(__VA_ARGS__);                                                                                 \
-        if (across.how == ACROSS_CURRENT)                                                                                      \
-            across_end();                                                                                                      \
-        return rc;                                                                                                             \
-    }                                                                                                                          \
+/* name##_across is the copy where the process sees several GPUs. */
+#define AT_ONCE_ACROSS(name, ptds, params, ...)                                                                                \
     EXPORT CUresult name params                                                                                                \
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
@@ -56,6 +41,27 @@
         activity_something_synced();                                                                                           \
         return rc;                                                                                                             \
     }
+/* The copy, in the context of the memory where it has to be. Between this thread's default stream and the other context's nothing keeps an order: so what is before is
+ * waited for. */
+#define IN_ITS_CONTEXT(across, name, ptds, ...)                                                                                \
+    CUresult rc = (across).how == ACROSS_CURRENT ? across_begin((across).to, ptds) : CUDA_SUCCESS;                             \
+    if (rc != CUDA_SUCCESS)                                                                                                    \
+        return rc;                                                                                                             \
+    rc = tangram.driver.name(__VA_ARGS__);                                                                                     \
+    if ((across).how == ACROSS_CURRENT)                                                                                        \
+        across_end();                                                                                                          \
+    return rc
+#define ACROSS(name, base, since, ptds, params, ...)                                                                           \
+    static CUresult name##_across params                                                                                       \
+    {                                                                                                                          \
+        const struct across across = across_look((CUdeviceptr)to, (CUdeviceptr)from, (CUstream)(uintptr_t)(ptds ? 2 : 0));     \
+        if (across.how == ACROSS_PEER)                                                                                         \
+            return ptds && HAS(cuMemcpyPeer_ptds)                                                                              \
+                       ? tangram.driver.cuMemcpyPeer_ptds((CUdeviceptr)to, across.to, (CUdeviceptr)from, across.from, bytes)   \
+                       : tangram.driver.cuMemcpyPeer((CUdeviceptr)to, across.to, (CUdeviceptr)from, across.from, bytes);       \
+        IN_ITS_CONTEXT(across, name, ptds, __VA_ARGS__);                                                                       \
+    }                                                                                                                          \
+    AT_ONCE_ACROSS(name, ptds, params, __VA_ARGS__)
 /* The same in two or three dimensions. */
 #define AT_ONCE_BOX(name, look, base, since, ptds, params, ...)                                                                \
     static CUresult name##_across params                                                                                       \
@@ -65,25 +71,9 @@
         if (across.how == ACROSS_PEER && HAS(cuMemcpy3DPeer))                                                                  \
             return ptds && HAS(cuMemcpy3DPeer_ptds) ? tangram.driver.cuMemcpy3DPeer_ptds(&box)                                 \
                                                     : tangram.driver.cuMemcpy3DPeer(&box);                                     \
-        CUresult rc = across.how == ACROSS_CURRENT ? across_begin(across.to, ptds) : CUDA_SUCCESS;                             \
-        if (rc != CUDA_SUCCESS)                                                                                                \
-            return rc;                                                                                                         \
-        rc = tangram.driver.name(how);                                                                                         \
-        if (across.how == ACROSS_CURRENT)                                                                                      \
-            across_end();                                                                                                      \
-        return rc;                                                                                                             \
+        IN_ITS_CONTEXT(across, name, ptds, __VA_ARGS__);                                                                       \
     }                                                                                                                          \
-    EXPORT CUresult name params                                                                                                \
-    {                                                                                                                          \
-        NEEDS(name);                                                                                                           \
-        activity_other(NULL, ptds);                                                                                            \
-        const struct activity_call call = activity_call_begins();                                                              \
-        CUresult rc = UNLIKELY(atomic_load_explicit(&tangram.hot.several_gpus, memory_order_relaxed)) ? name##_across(how)     \
-                                                                                                      : tangram.driver.name(how); \
-        activity_call_ends(call);                                                                                              \
-        activity_something_synced();                                                                                           \
-        return rc;                                                                                                             \
-    }
+    AT_ONCE_ACROSS(name, ptds, params, __VA_ARGS__)
 #define INTO_BOX(name, look, base, since, ptds, stream, params, ...)                                                           \
     EXPORT CUresult name params                                                                                                \
     {                                                                                                                          \
