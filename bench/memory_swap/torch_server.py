@@ -114,7 +114,7 @@ class Model:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor
     ) -> torch.Tensor:
         """One query for each head, (requests, heads, 1, head), on keys and values of its group where they lie: those of the first slots, in order.
-        To gather them by slot took 35 of the 42 ms of a step of 48 requests (H200)."""
+        Gathered by slot, a token took 42 ms at 20 requests a second, where it takes 11 now (H200, pairs.csv)."""
         heads = query.view(len(query), self.shape.groups, -1, self.shape.head)
         scores = (heads @ key.transpose(-1, -2)).float() * self.shape.head**-0.5
         return (scores.masked_fill(~seen, -torch.inf).softmax(-1).to(value.dtype) @ value).view_as(query)

@@ -13,25 +13,19 @@ from hack.waiting import eventually
 from tests.e2e.cluster import Cluster
 from tests.e2e.gpus import GPUS
 from tests.e2e.objects import container, pod, share
+from tests.mig_layouts import LAYOUTS
 from vgpu.api.names import DEFAULT
 
 BARE = "gpu a100-80 count=2\n"
 """Both without MIG mode."""
-LAYOUTS = """\
-version: v1
-mig-configs:
-  halves:
-    - devices: [1]
-      mig-enabled: true
-      mig-devices: {"3g.40gb": 2}
-  mixed:
-    - devices: [1]
-      mig-enabled: true
-      mig-devices: {"1g.10gb": 2, "3g.40gb": 1}
+WITH_OFF = (
+    LAYOUTS
+    + """\
   off:
     - devices: all
       mig-enabled: false
 """
+)
 MAP, LABEL, STATE = "mig-layouts", DEFAULT.mig_config, DEFAULT.mig_config_state
 IDLE_S = 3
 
@@ -40,7 +34,7 @@ IDLE_S = 3
 def declared(cluster: Cluster) -> Iterator[Cluster]:
     """The cluster with these GPUs and layouts; afterwards as the other tests need it."""
     meta = {"name": MAP, "namespace": NAMESPACE}
-    layouts = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"config.yaml": LAYOUTS}}
+    layouts = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"config.yaml": WITH_OFF}}
     install_fake_driver(cluster.kubectl, BARE)
     try:
         cluster.kubectl.apply(layouts)

@@ -52,9 +52,9 @@ def run_case(machine: Machine, results: Results, name: str) -> None:
         if name == "self-test":
             _self_test(machine, results)
             return
-        found = _found.setdefault(id(machine), {}) or _ask(machine)
-        _found[id(machine)] = found
-        _CHECKS[name](results, found)
+        if id(machine) not in _found:
+            _found[id(machine)] = _ask(machine)
+        _CHECKS[name](results, _found[id(machine)])
 
 
 def _ask(machine: Machine) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tests.builders import pod
 from tests.fake import fake_driver
 from tests.integration.deviceplugin.harness import NODE, Node
 from tests.integration.deviceplugin.plugin_kit import Start, inventory, published, running, sharing
+from tests.mig_layouts import LAYOUTS
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu
 from vgpu.api.names import DEFAULT
@@ -21,18 +22,6 @@ __all__ = ["fake_driver", "running"]
 
 LABEL, STATE = DEFAULT.mig_config, DEFAULT.mig_config_state
 SMALL, HALF = (DEFAULT.mig(name) for name in ("1g.10gb", "3g.40gb"))
-FILE = """\
-version: v1
-mig-configs:
-  halves:
-    - devices: [1]
-      mig-enabled: true
-      mig-devices: {"3g.40gb": 2}
-  mixed:
-    - devices: [1]
-      mig-enabled: true
-      mig-devices: {"1g.10gb": 2, "3g.40gb": 1}
-"""
 IN_MIG_MODE = "gpu t4 memory_mib=16384\ngpu h100\nmig 1\n"
 WITHOUT = "gpu t4 memory_mib=16384\ngpu h100\n"
 
@@ -40,7 +29,7 @@ WITHOUT = "gpu t4 memory_mib=16384\ngpu h100\n"
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    path.write_text(FILE)
+    path.write_text(LAYOUTS)
     return path
 
 
