@@ -1,10 +1,10 @@
 /* across.c - copies that involve another GPU's memory, without access to it.
  *
- * The driver copies plain memory of any GPU in any context. Of mapped memory it copies what the copying device has access to; without that only cuMemcpyPeer
- * and cuMemcpy3DPeer do, which name a context for each end (so PyTorch's allocator copies what it mapped itself; cuMemcpyPeer measured, H200, tests/gpu/results/peers.csv). So where one end is
- * memory that can be swapped, and the copying device has no access to it, a copy within the GPUs is made by these, and one from or to the host with the
- * memory's own context current, if it is in no stream. Not covered: fills, nodes of graphs, which name one context for both ends, and copies from and to
- * the host in a stream of another GPU. They need access, as for memory of cuMemCreate.
+ * The driver copies plain memory of any GPU in any context. Of mapped memory it copies what the copying device has access to; without that only
+ * cuMemcpyPeer and cuMemcpy3DPeer do, which name a context for each end (so PyTorch's allocator copies what it mapped itself; cuMemcpyPeer measured, H200,
+ * tests/gpu/results/peers.csv). So where one end is memory that can be swapped, and the copying device has no access to it, a copy within the GPUs is made
+ * by these, and one from or to the host with the memory's own context current, if it is in no stream. Not covered: fills, nodes of graphs, which name one
+ * context for both ends, and copies from and to the host in a stream of another GPU. They need access, as for memory of cuMemCreate.
  */
 #include <string.h>
 
