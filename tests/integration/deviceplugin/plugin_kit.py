@@ -51,6 +51,13 @@ def unprobed(running: Start) -> Start:
     return partial(running, "--probe-s", "3600")
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """What a driver or a disk shows has no event to wait for."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
 async def published(made: Node, condition: Callable[[tuple[Gpu, ...]], bool]) -> tuple[Gpu, ...]:
     """The GPUs of the annotation, once they are so."""
     async with asyncio.timeout(60):

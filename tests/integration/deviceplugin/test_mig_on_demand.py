@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
 
 import grpc.aio
 import pytest
@@ -15,7 +14,7 @@ from deviceplugin.reports import MIG_NOT_ON_DEMAND
 from tests.builders import PodBuilder, pod
 from tests.fake import fake_driver
 from tests.integration.deviceplugin.harness import Node
-from tests.integration.deviceplugin.plugin_kit import Start, inventory, running
+from tests.integration.deviceplugin.plugin_kit import Start, inventory, running, until
 from vgpu.api.contract import NVIDIA_ENV
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.mig import MigSlot
@@ -44,13 +43,6 @@ def end(made: Node, pod: PodBuilder) -> None:
     """It is deleted, and the kubelet gave its devices back."""
     made.kubelet.remove("default", pod.name)
     made.api.remove(pod.plain())
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """What a driver or a disk shows has no event to wait for."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 def record(made: Node) -> bytes:

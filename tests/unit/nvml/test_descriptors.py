@@ -126,11 +126,15 @@ def test_a_process_that_may_not_be_read_is_unknown(tmp_path: Path, monkeypatch: 
 
 
 def test_one_gpu_is_open_by_its_number_and_no_other() -> None:
+    """Of a program that has few descriptors: this one may have more than the limit."""
     null = Path("/dev/null").stat().st_rdev
-    with Path("/dev/null").open():
-        assert opens(os.getpid(), os.minor(null), major=os.major(null))
-        assert not opens(os.getpid(), os.minor(null) + 100, major=os.major(null))
-        assert not opens(os.getpid(), os.minor(null), major=MAJOR)
+    child = started(PROGRAM, "/dev/null")
+    try:
+        assert opens(child.pid, os.minor(null), major=os.major(null))
+        assert not opens(child.pid, os.minor(null) + 100, major=os.major(null))
+        assert not opens(child.pid, os.minor(null), major=MAJOR)
+    finally:
+        ended(child)
 
 
 def test_a_process_that_is_gone_has_no_gpu_open(tmp_path: Path) -> None:
