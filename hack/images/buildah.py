@@ -96,9 +96,9 @@ class Buildah:
         volumes += [f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"] if CERTIFICATES.is_dir() else []
         command = [*self._command, "build", "--isolation", "chroot", "--network", "host"]
         command += ["--layers", "--force-rm", "--pull-never"]
-        command += ["--file", str(DOCKERFILE), "--ignorefile", str(IGNORED)]
-        command += [f"--build-arg=BASE={self.base}", commit_argument(), *arguments]
-        self._run([*command, *volumes, "--target", image.target, "--tag", image.name, str(ROOT)])
+        command += ["--file", str(image.root / DOCKERFILE), "--ignorefile", str(image.root / IGNORED)]
+        command += [f"--build-arg=BASE={self.base}", commit_argument(image), *arguments]
+        self._run([*command, *volumes, "--target", image.target, "--tag", image.name, str(image.root)])
         self._run([*self._command, "push", "--quiet", image.name, f"oci-archive:{archive}:{image.name}"])
         self._forget_old_steps()
 
