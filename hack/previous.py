@@ -39,3 +39,8 @@ def version(tree: Path) -> str:
     found = re.search(r"^version: (\S+)$", (tree / "deploy/helm/tangram/Chart.yaml").read_text(), re.MULTILINE)
     assert found is not None, "its chart has no version"
     return found[1]
+
+
+def metrics_page(tree: Path) -> Path:
+    """The reference of its metrics."""
+    return tree / "docs/reference/metrics.md"
