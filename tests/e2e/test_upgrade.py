@@ -17,7 +17,7 @@ from hack.waiting import eventually
 from tests.e2e.cluster import Cluster
 from tests.e2e.objects import container, pod, share
 from tests.e2e.starting import processes_start
-from tests.e2e.test_uninstall import left_in_its_namespace, second_process
+from tests.e2e.test_uninstall import left_in_its_namespace, node_files, second_process
 
 WAITS_S = 30.0
 """Longest time that a process waits for an arbiter that is replaced."""
@@ -32,6 +32,7 @@ def upgraded(cluster: Cluster) -> Iterator[Cluster]:
     subprocess.run([sys.executable, "-m", "hack.cluster", "load", archive], cwd=ROOT, check=True)
     uninstall_chart(cluster.kubectl)
     eventually(lambda: left_in_its_namespace(cluster) == [], "the pods of this release have ended")
+    assert node_files() == []
     repository, _, tag = image.name.rpartition("/")[2].partition(":")
     install_chart(cluster.kubectl, {"image": {"repository": repository, "tag": tag}}, str(image.root))
     cluster.wait_for_gpus()
