@@ -1,0 +1,39 @@
+"""Where templates are not normalised, bytes in them are denied, with the number to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.apiserver import ApiServer
+from tests.contract.chart.policy_kit import refused
+from tests.contract.chart.rendering import Helm
+from tests.contract.chart.templates_kit import KINDS, Counted, container, create, in_force, pod_template, thing
+
+each_kind = pytest.mark.parametrize("of", KINDS, ids=lambda of: of.kind)
+
+
+@pytest.fixture(
+    scope="module", params=[{"queues": {"kueue": {"templates": "deny"}}}, "1.35"], ids=["deny", "before 1.36"]
+)
+def denying(request: pytest.FixtureRequest, kinds: ApiServer, helm: Helm) -> Iterator[ApiServer]:
+    values, kube = ({}, f"v{request.param}.4") if isinstance(request.param, str) else (request.param, "")
+    with in_force(kinds, helm, values, kube=kube):
+        yield kinds
+
+
+@each_kind
+def test_bytes_are_denied_with_the_number_to_write(denying: ApiServer, of: Counted) -> None:
+    for at in range(len(of.templates)):
+        templates = [pod_template(container("main", "8"))] * len(of.templates)
+        templates[at] = pod_template(container("main", "8"), container("side", "7.5Gi"))
+        message = refused(lambda templates=templates: create(denying, of, thing(of, *templates)))
+        assert (
+            "container side: tangram.sh/gpu-mem is 7680Mi, and Kueue counts bytes as units of 1Gi: write 8"
+            in message.replace("7.5Gi", "7680Mi")
+        )
+    init = pod_template(container("main"), init=(container("first", "9Gi", "9Gi"),))
+    assert "container first" in refused(lambda: create(denying, of, thing(of, init)))
+    create(denying, of, thing(of, pod_template(container("main", "8", "8"))))
+    create(denying, of, thing(of, pod_template(container("main", "8Gi")), queue=""))
