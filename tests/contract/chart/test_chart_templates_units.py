@@ -12,12 +12,17 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.apiserver import ApiServer
+from tests.apiserver import ApiServer, Denied
+from tests.contract.chart.kueue_double import Kueue
 from tests.contract.chart.rendering import Helm
 from tests.contract.chart.templates_kit import (
     CUSTOM,
+    GPU_MEM,
+    JOB,
     KINDS,
     ONLY_QUEUED,
+    QUEUE,
+    RAY_CLUSTER,
     container,
     create,
     in_force,
@@ -111,3 +116,24 @@ def test_with_kueue_enabled_jobs_without_a_queue_are_normalised_too(kinds: ApiSe
         for of in KINDS:
             stored = create(kinds, of, thing(of, pod_template(container("main", "8Gi")), queue=""))
             assert set(texts(stored, of)) == {"8Gi" if of.kind in ONLY_QUEUED else "8"}, of.kind
+
+
+def test_bytes_that_were_stored_before_stay_and_hinder_no_other_change(kinds: ApiServer, helm: Helm) -> None:
+    """Kueue may still suspend such a job, and move it. It never admits it."""
+    template = pod_template(container("main", "8Gi"), container("side", "8Gi"))
+    paths = {}
+    for of in (JOB, RAY_CLUSTER):
+        made = create(kinds, of, thing(of, template, name="before"), dry=False)
+        paths[of.kind] = f"{of.path}/{made['metadata']['name']}"
+    flavor = {"spec": {"template": {"spec": {"nodeSelector": {"pool": "a"}}}}}
+    with in_force(kinds, helm):
+        kinds.patch(paths["Job"], {"spec": {"suspend": True}})
+        assert f"0 + {2**34} > 40" in Kueue(kinds, {GPU_MEM: 40}, {}).reconcile(paths["Job"])
+        kinds.patch(paths["Job"], flavor)
+        for path in paths.values():
+            kinds.patch(path, {"spec": {"suspend": False}, "metadata": {"labels": {QUEUE: "other"}}})
+        changed = thing(RAY_CLUSTER, pod_template(container("main", "8Gi"), container("side", "9Gi")))
+        with pytest.raises(Denied, match=r"container side: tangram\.sh/gpu-mem is 9Gi"):
+            kinds.patch(paths["RayCluster"], {"spec": changed["spec"]})
+    for path in paths.values():
+        kinds("DELETE", path, {"propagationPolicy": "Background"})
