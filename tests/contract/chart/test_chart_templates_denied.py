@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.apiserver import ApiServer
+from hack.cluster.build import build
+from hack.cluster.console import Steps
+from hack.cluster.layout import cache_folder
+from hack.cluster.programs import ETCD, KUBERNETES
+from tests.apiserver import ApiServer, running
 from tests.contract.chart.policy_kit import refused
 from tests.contract.chart.rendering import Helm
-from tests.contract.chart.templates_kit import KINDS, Counted, container, create, in_force, pod_template, thing
+from tests.contract.chart.templates_kit import (
+    ADMISSION,
+    JOB,
+    KINDS,
+    Counted,
+    container,
+    create,
+    in_force,
+    pod_template,
+    thing,
+)
 
 each_kind = pytest.mark.parametrize("of", KINDS, ids=lambda of: of.kind)
 
@@ -37,3 +52,13 @@ def test_bytes_are_denied_with_the_number_to_write(denying: ApiServer, of: Count
     assert "container first" in refused(lambda: create(denying, of, thing(of, init)))
     create(denying, of, thing(of, pod_template(container("main", "8", "8"))))
     create(denying, of, thing(of, pod_template(container("main", "8Gi")), queue=""))
+
+
+def test_an_api_server_of_before_takes_the_policies_and_denies(helm: Helm, tmp_path: Path) -> None:
+    """The oldest version that this one emulates. It compiles with the CEL of one version earlier, and serves no policy that changes objects."""
+    programs = build(cache_folder(), [KUBERNETES, ETCD], Steps())
+    with running(programs, tmp_path, "--emulated-version=1.33") as old, in_force(old, helm, kube="v1.33.4"):
+        assert old.http.get(f"{ADMISSION}/mutatingadmissionpolicies").status_code == 404
+        job = thing(JOB, pod_template(container("main", "8Gi")))
+        assert "container main: tangram.sh/gpu-mem is 8Gi" in refused(lambda: create(old, JOB, job))
+        create(old, JOB, thing(JOB, pod_template(container("main", "8"))))
