@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,3 +63,32 @@ def test_an_api_server_of_before_takes_the_policies_and_denies(helm: Helm, tmp_p
         job = thing(JOB, pod_template(container("main", "8Gi")))
         assert "container main: tangram.sh/gpu-mem is 8Gi" in refused(lambda: create(old, JOB, job))
         create(old, JOB, thing(JOB, pod_template(container("main", "8"))))
+
+
+SERVED = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
+
+
+@pytest.mark.parametrize(
+    ("values", "kube", "served", "kinds"),
+    [
+        ({}, "v1.36.0", (), len(KINDS)),
+        ({}, "v1.36.0-gke.2", (), len(KINDS)),
+        ({}, "v1.36.1", ("v1/Pod", SERVED), len(KINDS)),
+        ({}, "v1.36.1", ("v1/Pod",), 0),
+        ({}, "v1.35.9", (), 0),
+        ({"queues": {"kueue": {"templates": "deny"}}}, "v1.36.0", (), 0),
+    ],
+)
+def test_templates_are_normalised_where_the_api_server_can(
+    helm: Helm, values: dict[str, Any], kube: str, served: tuple[str, ...], kinds: int
+) -> None:
+    """By its version, or by what it serves where helm has read that. The policy that denies is there in any case."""
+    text = helm.text(values, kube=kube, served=served)
+    assert (
+        text.count("kind: MutatingAdmissionPolicy\n") == text.count("kind: MutatingAdmissionPolicyBinding\n") == kinds
+    )
+    assert "name: tangram-templates\n" in text
+
+
+def test_without_policies_there_is_none_on_templates(helm: Helm) -> None:
+    assert "tangram-templates" not in helm.text({"policy": {"enabled": False}})
