@@ -111,6 +111,18 @@ def test_cel_computes_what_the_webhook_computes(kinds: ApiServer, helm: Helm, un
         every_quantity()
 
 
+def test_the_same_holds_for_a_job_whose_quantities_kubernetes_writes_anew(kinds: ApiServer, helm: Helm) -> None:
+    """`0.5Gi` is stored as `512Mi`, and so on. It takes no extended resource of 2**53 or more: thousandths must fit into 63 bits."""
+    whole = [text for text in EDGES if readable(text) and 1 <= parse(text) < 2**53 and parse(text).denominator == 1]
+    template = pod_template(*(container(f"c{at}", text) for at, text in enumerate(whole)))
+    with in_force(kinds, helm, only="jobs"):
+        written = texts(create(kinds, JOB, thing(JOB, template, queue="")), JOB)
+        counted = texts(create(kinds, JOB, thing(JOB, template)), JOB)
+    assert written != whole
+    assert counted == [units_of(text, 1024) for text in written]
+    assert [parse(text) for text in counted] == [parse(units_of(text, 1024)) for text in whole]
+
+
 def test_with_kueue_enabled_jobs_without_a_queue_are_normalised_too(kinds: ApiServer, helm: Helm) -> None:
     with in_force(kinds, helm, {"queues": {"kueue": {"enabled": True}}}):
         for of in KINDS:
