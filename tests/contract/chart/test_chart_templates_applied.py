@@ -126,6 +126,8 @@ def test_bytes_are_normalised_once_and_then_refused_with_the_number(
     assert set(texts(before, of)) == {"8"}
     if (way, of) == ("helm", RAY_CLUSTER):  # of a custom resource helm compares two manifests, and not what is stored
         applied.write(applied.manifest)
+        with pytest.raises(Refused, match=WRITE_8):  # a list is written whole
+            applied.write(json.loads(json.dumps(applied.manifest).replace('"none"', '"another"')))
     else:
         with pytest.raises(Refused, match=WRITE_8):
             applied.write(applied.manifest)
