@@ -20,36 +20,40 @@ SERVED = {
     "rbac.authorization.k8s.io/v1": "/apis/rbac.authorization.k8s.io/v1", "networking.k8s.io/v1": "/apis/networking.k8s.io/v1",
     "scheduling.k8s.io/v1": "/apis/scheduling.k8s.io/v1", "admissionregistration.k8s.io/v1": "/apis/admissionregistration.k8s.io/v1",
 }  # fmt: skip
-PLURALS = {
-    "NetworkPolicy": "networkpolicies",
-    "PriorityClass": "priorityclasses",
-    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
-}
 OPERATORS = ("monitoring.coreos.com/v1", "cert-manager.io/v1")
 """Kinds of operators, which this API server does not know."""
 
 
 def path_of(thing: Mapping[str, Any]) -> str:
-    meta, kind = thing["metadata"], thing["kind"]
+    meta, kind = thing["metadata"], thing["kind"].lower()
     inside = f"/namespaces/{meta['namespace']}" if "namespace" in meta else ""
-    return f"{SERVED[thing['apiVersion']]}{inside}/{PLURALS.get(kind, kind.lower() + 's')}/{meta['name']}"
+    plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+    return f"{SERVED[thing['apiVersion']]}{inside}/{plural}/{meta['name']}"
 
 
-def applied(api: ApiServer, things: Objects) -> dict[str, Any]:
-    """Every object as the API server has it after a server-side apply, by path."""
-    return {
-        path_of(thing): api("PATCH", path_of(thing) + MANAGER, thing, content_type="application/apply-patch+yaml")
-        for thing in things.items
-        if thing["apiVersion"] not in OPERATORS and "helm.sh/hook" not in thing["metadata"].get("annotations", {})
-    }
+class Applied:
+    """Objects that are applied, and deleted in the end."""
+
+    def __init__(self, api: ApiServer) -> None:
+        self._api = api
+        self.paths: set[str] = set()
+
+    def __call__(self, things: Objects) -> dict[str, Any]:
+        """Every object as the API server has it after a server-side apply, by path."""
+        after = {}
+        for thing in things.items:
+            if thing["apiVersion"] not in OPERATORS and "helm.sh/hook" not in thing["metadata"].get("annotations", {}):
+                path = path_of(thing)
+                after[path] = self._api("PATCH", path + MANAGER, thing, content_type="application/apply-patch+yaml")
+                self.paths.add(path)
+        return after
 
 
 @pytest.fixture
-def emptied(api: ApiServer, release_namespace: str) -> Iterator[list[str]]:
-    """Paths of what is to be deleted in the end."""
-    made: list[str] = []
+def applied(api: ApiServer, release_namespace: str) -> Iterator[Applied]:
+    made = Applied(api)
     yield made
-    for path in made:
+    for path in made.paths:
         api("DELETE", path)
 
 
@@ -59,11 +63,11 @@ def test_the_chart_renders_the_same_text_each_time(helm: Helm, example: str) -> 
 
 
 def test_an_apply_that_is_repeated_changes_nothing_and_keeps_what_components_wrote(
-    helm: Helm, api: ApiServer, emptied: list[str], tmp_path: Path
+    helm: Helm, api: ApiServer, applied: Applied, tmp_path: Path
 ) -> None:
     """The webhook fills its Secret and the certificates in its configuration; the API server adds defaults to what the chart leaves out."""
     things = helm.objects({"webhook": {"certManager": {"enabled": False}}})
-    emptied += applied(api, things)
+    applied(things)
     filled = {"data": {"tls.key": base64.b64encode(b"key").decode()}}
     secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/tangram-webhook-tls"
     api("PATCH", secret, filled, content_type=MERGE)
@@ -72,8 +76,8 @@ def test_an_apply_that_is_repeated_changes_nothing_and_keeps_what_components_wro
     bundle = base64.b64encode((tmp_path / "ca.crt").read_bytes()).decode()
     change = [{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": bundle}]
     api("PATCH", configuration, change, content_type="application/json-patch+json")  # type: ignore[arg-type]
-    before = {path: api("GET", path) for path in emptied}
-    after = applied(api, things)
+    before = {path: api("GET", path) for path in applied.paths}
+    after = applied(things)
     assert {path: one["metadata"]["resourceVersion"] for path, one in after.items()} == {
         path: one["metadata"]["resourceVersion"] for path, one in before.items()
     }
@@ -81,12 +85,12 @@ def test_an_apply_that_is_repeated_changes_nothing_and_keeps_what_components_wro
     assert after[configuration]["webhooks"][0]["clientConfig"]["caBundle"] == bundle
 
 
-def test_a_change_is_applied(helm: Helm, api: ApiServer, emptied: list[str]) -> None:
+def test_a_change_is_applied(helm: Helm, api: ApiServer, applied: Applied) -> None:
     """Or the test before shows nothing."""
-    emptied += applied(api, helm.objects())
+    applied(helm.objects())
     node = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/tangram-node"
     before = api("GET", node)
-    after = applied(api, helm.objects({"logLevel": "debug"}))[node]
+    after = applied(helm.objects({"logLevel": "debug"}))[node]
     assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
     assert "debug" in json.dumps(after["spec"])
 
