@@ -27,7 +27,7 @@ OPERATORS = ("monitoring.coreos.com/v1", "cert-manager.io/v1")
 def path_of(thing: Mapping[str, Any]) -> str:
     meta, kind = thing["metadata"], thing["kind"].lower()
     inside = f"/namespaces/{meta['namespace']}" if "namespace" in meta else ""
-    plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+    plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}es" if kind.endswith("s") else f"{kind}s"
     return f"{SERVED[thing['apiVersion']]}{inside}/{plural}/{meta['name']}"
 
 
