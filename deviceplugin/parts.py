@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -264,8 +264,12 @@ class Parts:
         try:
             await self.mig.before_start(ids)
         except InstanceReplaced as error:
-            uid = next((uid for uid, _ in self.ledger.holders(resource, ids)), "")
-            raise DevicesSwapped(str(error), self.pods.pod(uid)) from None
+            raise DevicesSwapped(str(error), self._user_of(resource, ids)) from None
+
+    def _user_of(self, resource: str, ids: Collection[str]) -> Pod | None:
+        """The pod that these devices were entered for, before its container starts: the ledger of a plugin that started again lacks init containers."""
+        uids = {uid for one, uid in self.usage_records.users(resource).items() if one in ids}
+        return self.pods.pod(uids.pop()) if len(uids) == 1 else None
 
     def _write_cdi(self, inventory: Inventory) -> None:
         if inventory.access != "cdi" or not inventory.gpus:
