@@ -178,8 +178,11 @@ def on_demand_of(driver: MigDouble, pods: PodsThatHave, folder: Path, **more: An
     async def no_holdings() -> Sequence[ContainerDevices]:
         return ()
 
+    async def no_cdi() -> None:
+        return None
+
     rest: dict[str, Any] = {
-        "given": lambda: pods.given, "usage": (), "holdings": no_holdings, "write_cdi": lambda _: None, "report": lambda _: None,
+        "given": lambda: pods.given, "usage": (), "holdings": no_holdings, "write_cdi": no_cdi, "report": lambda _: None,
         "idle_s": 0.0,
     }  # fmt: skip
     node = MigOnDemand(instances, offer, pods, **(rest | more))
