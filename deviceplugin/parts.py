@@ -187,6 +187,7 @@ class Parts:
             if owed.failed:
                 self.gpus.health.remember_failed(uuid, owed.failed, owed.since_s)
         self.offer.hold_back = self.cordons.hold_back
+        self.publisher.before_write, self.publisher.shown = self.cordons.before_published, self.cordons.published
         users = DeviceUsers(self.pods, self.offer, self._names, self.records, self.ledger, self.orphans.still_using)
         self.declared = declared_mig(
             settings, self.gpus, self.offer, users, self.mig, opened, self.cordons, self.publisher, self.reports
