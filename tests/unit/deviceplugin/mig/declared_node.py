@@ -32,6 +32,9 @@ mig-configs:
     - devices: [0]
       mig-enabled: true
       mig-devices: {"1g.10gb": 1, "3g.40gb": 1}
+  "off":
+    - devices: all
+      mig-enabled: false
   on-demand:
     - devices: all
       mig-enabled: true
