@@ -136,7 +136,7 @@ struct wire_welcome {
     struct wire_gpu gpu[WIRE_GPUS];
 };
 
-enum { WIRE_WAITED_SHIFT = 8, WIRE_WAITED_MOST_MS = (1 << 24) - 1 };
+enum { WIRE_WAITED_SHIFT = 8, WIRE_WAITED_MOST_MS = 16777215 };
 
 struct wire_lease {
     uint32_t gpu, kind; /* with the time that the allocation has waited before, in ms, above WIRE_WAITED_SHIFT */
