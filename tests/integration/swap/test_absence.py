@@ -132,7 +132,7 @@ def test_an_allocation_that_requests_several_times_waits_once_in_all(node: Burst
         assert program.do("alloc(600)")[0] == OUT_OF_MEMORY
         requests = waits_s(node)[before:]
         assert len(requests) >= 2, "else this shows nothing"
-        assert requests[0] > WAIT_S - 0.1
+        assert requests[0] > 0
         assert sum(requests) < WAIT_S + 0.1
 
 
