@@ -32,54 +32,15 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Call with (list $ image defaultTag). */}}
-{{- define "tangram.imageOf" -}}
-{{- $image := index . 0 -}}
-{{- $name := ternary (printf "%s/%s" $image.registry $image.repository) $image.repository (ne $image.registry "") -}}
-{{- if $image.digest -}}{{ printf "%s@%s" $name $image.digest }}
-{{- else -}}{{ printf "%s:%s" $name (default (index . 1) $image.tag) }}
-{{- end -}}
-{{- end -}}
-
-{{- define "tangram.image" -}}{{ include "tangram.imageOf" (list .Values.image .Chart.AppVersion) }}{{- end -}}
-
-{{/* Providers append to the version (v1.34.1-gke.2, v1.34.1+k3s1); upstream's images have only the first part. */}}
-{{- define "tangram.kubeSchedulerImage" -}}
-{{- $version := regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version -}}
-{{ include "tangram.imageOf" (list .Values.scheduler.kubeScheduler.image $version) }}
-{{- end -}}
-
 {{/* Where the pods of a node run: beside its GPUs. */}}
 {{- define "tangram.nodePlacement" -}}
 {{- with .Values.node.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- if .Values.node.affinity }}
+{{- with include "tangram.onArchitecture" (list . (include "tangram.nodeAffinity" . | fromYaml)) }}
 affinity:
-  {{- toYaml .Values.node.affinity | nindent 2 }}
-{{- else if .Values.node.requireGpuLabel }}
-affinity:
-  nodeAffinity:
-    requiredDuringSchedulingIgnoredDuringExecution:
-      nodeSelectorTerms:
-        - matchExpressions:
-            - {key: nvidia.com/gpu.present, operator: In, values: ["true"]}
-        # Node Feature Discovery: a PCI device of NVIDIA, of class display, 3D, or any
-        - matchExpressions:
-            - {key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}
-        - matchExpressions:
-            - {key: feature.node.kubernetes.io/pci-0302_10de.present, operator: In, values: ["true"]}
-        - matchExpressions:
-            - {key: feature.node.kubernetes.io/pci-0300_10de.present, operator: In, values: ["true"]}
-        - matchExpressions:
-            - {key: cloud.google.com/gke-accelerator, operator: Exists}
-        - matchExpressions:
-            - {key: k8s.amazonaws.com/accelerator, operator: Exists}
-        - matchExpressions:
-            - {key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}
-        - matchExpressions:
-            - {key: tangram.sh/node, operator: In, values: ["true"]}
+  {{- . | nindent 2 }}
 {{- end }}
 tolerations:
   {{- with .Values.node.tolerations }}
@@ -88,6 +49,51 @@ tolerations:
   # the plugin writes this one (`node.unhealthyTaint`)
   - key: {{ include "tangram.nodeTaint" . }}
     operator: Exists
+{{- end -}}
+
+{{- define "tangram.nodeAffinity" -}}
+{{- if .Values.node.affinity -}}
+{{ toYaml .Values.node.affinity }}
+{{- else if .Values.node.requireGpuLabel -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      - matchExpressions:
+          - {key: nvidia.com/gpu.present, operator: In, values: ["true"]}
+      # Node Feature Discovery: a PCI device of NVIDIA, of class display, 3D, or any
+      - matchExpressions:
+          - {key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}
+      - matchExpressions:
+          - {key: feature.node.kubernetes.io/pci-0302_10de.present, operator: In, values: ["true"]}
+      - matchExpressions:
+          - {key: feature.node.kubernetes.io/pci-0300_10de.present, operator: In, values: ["true"]}
+      - matchExpressions:
+          - {key: cloud.google.com/gke-accelerator, operator: Exists}
+      - matchExpressions:
+          - {key: k8s.amazonaws.com/accelerator, operator: Exists}
+      - matchExpressions:
+          - {key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}
+      - matchExpressions:
+          - {key: tangram.sh/node, operator: In, values: ["true"]}
+{{- end -}}
+{{- end -}}
+
+{{/* An affinity that admits only nodes of the image's architectures. Call with (list $ affinity). */}}
+{{- define "tangram.onArchitecture" -}}
+{{- $affinity := deepCopy (index . 1) -}}
+{{- with (index . 0).Values.architectures -}}
+{{- $expression := dict "key" "kubernetes.io/arch" "operator" "In" "values" . -}}
+{{- $node := $affinity.nodeAffinity | default dict -}}
+{{- $required := $node.requiredDuringSchedulingIgnoredDuringExecution | default dict -}}
+{{- /* A node needs to match one term, so each term gets the expression. */ -}}
+{{- $terms := list -}}
+{{- range $required.nodeSelectorTerms | default (list dict) -}}
+{{- $terms = append $terms (merge (dict "matchExpressions" (append (.matchExpressions | default list) $expression)) .) -}}
+{{- end -}}
+{{- $_ := set $node "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) -}}
+{{- $_ := set $affinity "nodeAffinity" $node -}}
+{{- end -}}
+{{- if $affinity }}{{ toYaml $affinity }}{{ end -}}
 {{- end -}}
 
 {{/* A pod and a container at the level `restricted`. */}}
@@ -107,18 +113,13 @@ capabilities:
 
 {{/* Replicas on different nodes, where there are several. Call with (list $ "component" affinity). */}}
 {{- define "tangram.affinity" -}}
-{{- if index . 2 -}}
-{{ toYaml (index . 2) }}
-{{- else -}}
-podAntiAffinity:
-  preferredDuringSchedulingIgnoredDuringExecution:
-    - weight: 100
-      podAffinityTerm:
-        topologyKey: kubernetes.io/hostname
-        labelSelector:
-          matchLabels:
-            {{- include "tangram.selector" (list (index . 0) (index . 1)) | nindent 12 }}
+{{- $affinity := index . 2 -}}
+{{- if not $affinity -}}
+{{- $others := dict "matchLabels" (include "tangram.selector" (list (index . 0) (index . 1)) | fromYaml) -}}
+{{- $apart := dict "weight" 100 "podAffinityTerm" (dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $others) -}}
+{{- $affinity = dict "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" (list $apart)) -}}
 {{- end -}}
+{{ include "tangram.onArchitecture" (list (index . 0) $affinity) }}
 {{- end -}}
 
 {{- define "tangram.resources" -}}
@@ -276,8 +277,16 @@ memory: {{ add $pool $overhead }}Mi
 {{- if or (include "tangram.evictsStranded" .) (ne .Values.node.unhealthyGpuPods "leave") -}}yes{{- end -}}
 {{- end -}}
 
+{{/* Call with helm's version. 3.14 is the first that has --reset-then-reuse-values, with which the docs upgrade. */}}
+{{- define "tangram.checkHelm" -}}
+{{- if not (semverCompare ">=3.14.0-0" .) -}}
+{{- fail (printf "helm is %s: this chart needs 3.14 or newer" .) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What must not be, in sentences. The schema has the rest. */}}
 {{- define "tangram.check" -}}
+{{- include "tangram.checkHelm" .Capabilities.HelmVersion.Version -}}
 {{- if not .Values.node.hostPID -}}
 {{- if has .Values.arbiter.bypass (list "kill" "evict") -}}
 {{- fail (printf "arbiter.bypass is %s with node.hostPID=false: the arbiter does not see the node's processes, so it could not attribute them to containers; it must be auto or report" .Values.arbiter.bypass) -}}
