@@ -79,8 +79,8 @@ def test_no_pod_runs_on_a_node_that_the_image_is_not_made_for(rendered: Objects)
     for thing, template in rendered.pods():
         if thing["kind"] != "Pod":  # the pod of `helm test` requests a GPU, which only nodes of the DaemonSet have
             seen.add(thing["kind"])
-            for term in arch_terms(template["spec"]["affinity"]):
-                assert term == [["amd64"]], thing["metadata"]["name"]
+            for (architectures,) in arch_terms(template["spec"]["affinity"]):
+                assert "amd64" in architectures, thing["metadata"]["name"]
     assert {"DaemonSet", "Deployment"} <= seen
 
 
@@ -122,10 +122,9 @@ def test_the_account_of_the_device_plugin_is_limited_to_its_node_whatever_is_swi
     helm: Helm, example: str
 ) -> None:
     """It may patch nodes, and RBAC cannot say which. So the policy that says it is not an option."""
-    import_values = yaml.safe_load(EXAMPLES[example].read_text())
-    off = import_values | {"policy": {"enabled": False}, "burst": {"enabled": False}}
+    off = yaml.safe_load(EXAMPLES[example].read_text()) | {"policy": {"enabled": False}, "burst": {"enabled": False}}
     objects = helm.objects(off)
-    rules = objects.one("ClusterRole", node_account(objects))["rules"]
+    (rules,) = [role["rules"] for name, role in objects.of("ClusterRole").items() if name.endswith("-node")]
     assert "patch" in {verb for rule in rules if rule.get("resources") == ["nodes"] for verb in rule["verbs"]}
     (policy,) = [one for name, one in objects.of("ValidatingAdmissionPolicy").items() if name.endswith("-nodes")]
     (binding,) = [

@@ -55,7 +55,7 @@ def test_what_a_pod_refers_to_is_there(rendered: Objects) -> None:
         mounted = {mount["name"] for c in inside for mount in c.get("volumeMounts", [])}
         assert mounted == set(volumes), thing["metadata"]["name"]
         for volume in volumes.values():
-            if "configMap" in volume:
+            if "configMap" in volume and not volume["configMap"].get("optional"):
                 assert volume["configMap"]["name"] in rendered.of("ConfigMap")
             if "secret" in volume:
                 assert volume["secret"]["secretName"] in {
