@@ -175,7 +175,7 @@ def test_images_are_named_by_digest_tag_or_app_version(helm: Helm) -> None:
 def test_the_test_pod_goes_the_way_of_every_pod(local: Objects) -> None:
     pod = local.one("Pod", "tangram-test")
     assert pod["metadata"]["namespace"] == "default"
-    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"tangram.sh/gpu-mem": 1}
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"memory": "2Gi", "tangram.sh/gpu-mem": 1}
     assert "schedulerName" not in pod["spec"]
 
 
