@@ -7,6 +7,13 @@
 {{- end -}}
 {{- end -}}
 
+{{/* `helm upgrade --reuse-values` gives a chart the values of the one before, so whatever is new is missing. This one was new in the first version that checks it. */}}
+{{- define "tangram.checkValues" -}}
+{{- if not (hasKey .Values "architectures") -}}
+{{- fail "architectures has no value: the values of an older chart were used alone; upgrade with --reset-then-reuse-values instead of --reuse-values" -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Two releases would serve the same GPUs, and refuse each other's writes. `lookup` finds nothing where helm knows no cluster. */}}
 {{- define "tangram.checkOtherReleases" -}}
 {{- $root := . -}}
@@ -119,6 +126,7 @@
 
 {{- define "tangram.check" -}}
 {{- include "tangram.checkHelm" .Capabilities.HelmVersion.Version -}}
+{{- include "tangram.checkValues" . -}}
 {{- include "tangram.checkOtherReleases" . -}}
 {{- include "tangram.checkAccounts" . -}}
 {{- include "tangram.checkLabels" . -}}
