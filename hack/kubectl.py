@@ -101,7 +101,8 @@ class Kubectl:
 def set_values(values: Mapping[str, Any], prefix: str = "") -> Sequence[str]:
     """Nested values as helm's `--set-json` arguments."""
     arguments: list[str] = []
-    for key, value in values.items():
+    for name, value in values.items():
+        key = name.replace(".", r"\.")  # one key, as of a label or an annotation
         if isinstance(value, Mapping) and value:
             arguments += set_values(value, f"{prefix}{key}.")
         else:

@@ -71,12 +71,15 @@ KWOK: Final = Module("kwok", ("sigs.k8s.io/kwok/cmd/kwok",))
 KIND: Final = Module("kind", ("sigs.k8s.io/kind",))
 POD_REQUESTS: Final = Module("podrequests")
 """No program of a cluster: the requests of pods as Kubernetes itself counts them, for a test to compare with."""
+KUBECONFORM: Final = Module("kubeconform", ("github.com/yannh/kubeconform/cmd/kubeconform",))
+KUBE_SCORE: Final = Module("kubescore", ("github.com/zegl/kube-score/cmd/kube-score",))
+"""Nor are these: what checks the chart's objects, by the API server's schemas and by rules of good practice."""
 
 CLUSTER: Final = (KUBERNETES, ETCD, CONTAINERD, PAUSE, TOOLKIT, HELM)
 """What `up` needs, the longest build first."""
 
 
-ALL: Final = (*CLUSTER, KWOK, KIND, POD_REQUESTS)
+ALL: Final = (*CLUSTER, KWOK, KIND, POD_REQUESTS, KUBECONFORM, KUBE_SCORE)
 """With what only some want: simulated nodes by the thousand, clusters in Docker, a program that a test compares with."""
 
 

@@ -25,7 +25,10 @@ from tests.contract.chart.rights import node_rights
 
 BEGIN, END = "<!-- made by hack/verify-chart --write -->", "<!-- end -->"
 _KEY: Final = re.compile(r"^( *)([A-Za-z]\w*):(?: (.*))?$")
-SET_AS_A_WHOLE: Final = ("resources", "nodeSelector", "updateStrategy")
+SET_AS_A_WHOLE: Final = (
+    "resources", "nodeSelector", "updateStrategy", "strategy", "podSecurityContext", "securityContext",
+    "livenessProbe", "readinessProbe", "startupProbe",
+)  # fmt: skip
 """Mappings that are one value each."""
 _RULE: Final = re.compile(r"^  - (apiGroups|nonResourceURLs): ")
 

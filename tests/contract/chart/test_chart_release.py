@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from hack.cluster.layout import cache_folder
 from hack.cluster.pki import make_authority
 from hack.cluster.programs import KUBERNETES
 from tests.apiserver import ApiServer
-from tests.contract.chart.rendering import CHART, EXAMPLES, NAMESPACE, Helm
+from tests.contract.chart.rendering import CHART, EXAMPLES, NAMESPACE, Helm, Refused
 
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/tangram-webhook"
 SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/tangram-webhook-tls"
@@ -82,6 +84,28 @@ def test_an_upgrade_keeps_what_the_webhook_wrote(helm: Helm, installed: ApiServe
         (webhook,) = installed("GET", CONFIGURATION)["webhooks"]
         assert webhook["clientConfig"]["caBundle"] == bundle
     assert webhook["timeoutSeconds"] == 7
+
+
+def test_an_upgrade_with_the_values_of_an_older_chart_alone_is_refused_and_one_with_both_is_not(
+    helm: Helm, api: ApiServer, before: set[tuple[str, str]], tmp_path: Path
+) -> None:
+    """The older chart lacks the values that came since, whole sections too: a template of the new one would stumble over them."""
+    older = tmp_path / "tangram"
+    shutil.copytree(CHART, older)
+    values = yaml.safe_load((older / "values.yaml").read_text())
+    del values["architectures"], values["global"], values["webhook"]["tls"], values["scheduler"]["serviceAccount"]
+    (older / "values.yaml").write_text(yaml.safe_dump(values))
+    shutil.rmtree(older / "templates")
+    (older / "templates").mkdir()
+    helm("install", "tangram", str(older), "-n", NAMESPACE, "--set", "logLevel=debug", kubeconfig=api.kubeconfig)
+    try:
+        upgrade = ("upgrade", "tangram", str(CHART), "-n", NAMESPACE, "--dry-run=server")
+        with pytest.raises(Refused, match="upgrade with --reset-then-reuse-values instead of --reuse-values"):
+            helm(*upgrade, "--reuse-values", kubeconfig=api.kubeconfig)
+        rendered = helm(*upgrade, "--reset-then-reuse-values", kubeconfig=api.kubeconfig)
+        assert re.search(r"name: TANGRAM_WEBHOOK_LOG_LEVEL\n\s+value: debug", rendered)
+    finally:
+        uninstall(helm, api)
 
 
 def test_uninstalling_leaves_nothing(helm: Helm, api: ApiServer, before: set[tuple[str, str]]) -> None:

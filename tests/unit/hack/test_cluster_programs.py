@@ -14,6 +14,8 @@ from hack.cluster.programs import (
     ETCD,
     HELM,
     KIND,
+    KUBE_SCORE,
+    KUBECONFORM,
     KUBERNETES,
     KWOK,
     Module,
@@ -24,7 +26,7 @@ from hack.cluster.programs import (
 
 
 def test_every_module_has_its_sums_beside_it() -> None:
-    for module in (*CLUSTER, KIND, KWOK):
+    for module in (*CLUSTER, KIND, KWOK, KUBECONFORM, KUBE_SCORE):
         text = (module.folder / "go.mod").read_text()
         assert (module.folder / "go.sum").exists() or "require" not in text, module.name
         for package in module.packages:

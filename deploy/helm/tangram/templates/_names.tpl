@@ -11,6 +11,8 @@
 {{- end -}}
 {{- end -}}
 
+{{- define "tangram.namespace" -}}{{ default .Release.Namespace .Values.namespaceOverride }}{{- end -}}
+
 {{- define "tangram.node" -}}{{ include "tangram.fullname" . }}-node{{- end -}}
 {{- define "tangram.pool" -}}{{ include "tangram.fullname" . }}-pool{{- end -}}
 {{- define "tangram.scheduler" -}}{{ include "tangram.fullname" . }}-scheduler{{- end -}}
@@ -43,7 +45,8 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- $root := index . 0 -}}
 {{ include "tangram.selector" . }}
 app.kubernetes.io/part-of: tangram
-{{- with merge (dict) $root.Values.podLabels $root.Values.commonLabels }}
+{{- $values := include "tangram.valuesOf" . | fromYaml -}}
+{{- with merge (dict) ($values.podLabels | default dict) $root.Values.podLabels $root.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
@@ -56,8 +59,34 @@ app.kubernetes.io/part-of: tangram
 {{- end -}}
 {{- end -}}
 
+{{/* Values of a component, as YAML. Call with (list $ "node"). */}}
+{{- define "tangram.valuesOf" -}}
+{{- $root := index . 0 -}}
+{{ get (dict "node" $root.Values.node "pool" $root.Values.burst.pool "scheduler" $root.Values.scheduler "webhook" $root.Values.webhook) (index . 1) | default dict | toYaml }}
+{{- end -}}
+
+{{/* Labels and annotations of a Deployment or DaemonSet. Call with (list $ "node"). */}}
+{{- define "tangram.workloadMetadata" -}}
+{{- $values := include "tangram.valuesOf" . | fromYaml -}}
+labels:
+  {{- include "tangram.labels" . | nindent 2 }}
+  {{- with $values.daemonSetLabels | default $values.deploymentLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with $values.daemonSetAnnotations | default $values.deploymentAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Name of a component's service account. Call with (list $ "node"). */}}
+{{- define "tangram.serviceAccount" -}}
+{{- $account := (include "tangram.valuesOf" . | fromYaml).serviceAccount | default dict -}}
+{{ $account.name | default (include (printf "tangram.%s" (index . 1)) (index . 0)) }}
+{{- end -}}
+
 {{/* User name of a component's service account. Call with (list $ "node"). */}}
 {{- define "tangram.user" -}}
 {{- $root := index . 0 -}}
-system:serviceaccount:{{ $root.Release.Namespace }}:{{ include (printf "tangram.%s" (index . 1)) $root }}
+system:serviceaccount:{{ include "tangram.namespace" $root }}:{{ include "tangram.serviceAccount" . }}
 {{- end -}}

@@ -25,28 +25,21 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Does the webhook make its own certificate, and keep it in a Secret? Else somebody else does. */}}
+{{- define "tangram.keepsCertificate" -}}{{ not (or .Values.webhook.certManager.enabled .Values.webhook.tls.secretName) }}{{- end -}}
+
+{{/* Two active schedulers would give one GPU away twice: without leader election the old one ends first. */}}
+{{- define "tangram.schedulerStrategy" -}}
+{{- if .Values.scheduler.strategy }}{{ toYaml .Values.scheduler.strategy }}
+{{- else if not .Values.scheduler.leaderElect -}}type: Recreate
+{{- end -}}
+{{- end -}}
+
 {{/* What happens to processes that go around the library. */}}
 {{- define "tangram.bypass" -}}
 {{- if ne .Values.arbiter.bypass "auto" -}}{{ .Values.arbiter.bypass }}
 {{- else -}}{{ ternary "kill" "report" .Values.node.hostPID }}
 {{- end -}}
-{{- end -}}
-
-{{/* Call with (list $ image defaultTag). */}}
-{{- define "tangram.imageOf" -}}
-{{- $image := index . 0 -}}
-{{- $name := ternary (printf "%s/%s" $image.registry $image.repository) $image.repository (ne $image.registry "") -}}
-{{- if $image.digest -}}{{ printf "%s@%s" $name $image.digest }}
-{{- else -}}{{ printf "%s:%s" $name (default (index . 1) $image.tag) }}
-{{- end -}}
-{{- end -}}
-
-{{- define "tangram.image" -}}{{ include "tangram.imageOf" (list .Values.image .Chart.AppVersion) }}{{- end -}}
-
-{{/* Providers append to the version (v1.34.1-gke.2, v1.34.1+k3s1); upstream's images have only the first part. */}}
-{{- define "tangram.kubeSchedulerImage" -}}
-{{- $version := regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version -}}
-{{ include "tangram.imageOf" (list .Values.scheduler.kubeScheduler.image $version) }}
 {{- end -}}
 
 {{/* Where the pods of a node run: beside its GPUs. */}}
@@ -55,31 +48,9 @@
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- if .Values.node.affinity }}
+{{- with include "tangram.onArchitecture" (list . (include "tangram.nodeAffinity" . | fromYaml)) }}
 affinity:
-  {{- toYaml .Values.node.affinity | nindent 2 }}
-{{- else if .Values.node.requireGpuLabel }}
-affinity:
-  nodeAffinity:
-    requiredDuringSchedulingIgnoredDuringExecution:
-      nodeSelectorTerms:
-        - matchExpressions:
-            - {key: nvidia.com/gpu.present, operator: In, values: ["true"]}
-        # Node Feature Discovery: a PCI device of NVIDIA, of class display, 3D, or any
-        - matchExpressions:
-            - {key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}
-        - matchExpressions:
-            - {key: feature.node.kubernetes.io/pci-0302_10de.present, operator: In, values: ["true"]}
-        - matchExpressions:
-            - {key: feature.node.kubernetes.io/pci-0300_10de.present, operator: In, values: ["true"]}
-        - matchExpressions:
-            - {key: cloud.google.com/gke-accelerator, operator: Exists}
-        - matchExpressions:
-            - {key: k8s.amazonaws.com/accelerator, operator: Exists}
-        - matchExpressions:
-            - {key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}
-        - matchExpressions:
-            - {key: tangram.sh/node, operator: In, values: ["true"]}
+  {{- . | nindent 2 }}
 {{- end }}
 tolerations:
   {{- with .Values.node.tolerations }}
@@ -90,35 +61,60 @@ tolerations:
     operator: Exists
 {{- end -}}
 
-{{/* A pod and a container at the level `restricted`. */}}
-{{- define "tangram.restrictedPod" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-seccompProfile:
-  type: RuntimeDefault
+{{- define "tangram.nodeAffinity" -}}
+{{- if .Values.node.affinity -}}
+{{ toYaml .Values.node.affinity }}
+{{- else if .Values.node.requireGpuLabel -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      - matchExpressions:
+          - {key: nvidia.com/gpu.present, operator: In, values: ["true"]}
+      # Node Feature Discovery: a PCI device of NVIDIA, of class display, 3D, or any
+      - matchExpressions:
+          - {key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}
+      - matchExpressions:
+          - {key: feature.node.kubernetes.io/pci-0302_10de.present, operator: In, values: ["true"]}
+      - matchExpressions:
+          - {key: feature.node.kubernetes.io/pci-0300_10de.present, operator: In, values: ["true"]}
+      - matchExpressions:
+          - {key: cloud.google.com/gke-accelerator, operator: Exists}
+      - matchExpressions:
+          - {key: k8s.amazonaws.com/accelerator, operator: Exists}
+      - matchExpressions:
+          - {key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}
+      - matchExpressions:
+          - {key: tangram.sh/node, operator: In, values: ["true"]}
 {{- end -}}
-{{- define "tangram.restrictedContainer" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
+{{- end -}}
+
+{{/* An affinity that admits only nodes of the image's architectures. Call with (list $ affinity). */}}
+{{- define "tangram.onArchitecture" -}}
+{{- $affinity := deepCopy (index . 1) -}}
+{{- with (index . 0).Values.architectures -}}
+{{- $expression := dict "key" "kubernetes.io/arch" "operator" "In" "values" . -}}
+{{- $node := $affinity.nodeAffinity | default dict -}}
+{{- $required := $node.requiredDuringSchedulingIgnoredDuringExecution | default dict -}}
+{{- /* A node needs to match one term, so each term gets the expression. */ -}}
+{{- $terms := list -}}
+{{- range $required.nodeSelectorTerms | default (list dict) -}}
+{{- $terms = append $terms (merge (dict "matchExpressions" (append (.matchExpressions | default list) $expression)) .) -}}
+{{- end -}}
+{{- $_ := set $node "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) -}}
+{{- $_ := set $affinity "nodeAffinity" $node -}}
+{{- end -}}
+{{- if $affinity }}{{ toYaml $affinity }}{{ end -}}
 {{- end -}}
 
 {{/* Replicas on different nodes, where there are several. Call with (list $ "component" affinity). */}}
 {{- define "tangram.affinity" -}}
-{{- if index . 2 -}}
-{{ toYaml (index . 2) }}
-{{- else -}}
-podAntiAffinity:
-  preferredDuringSchedulingIgnoredDuringExecution:
-    - weight: 100
-      podAffinityTerm:
-        topologyKey: kubernetes.io/hostname
-        labelSelector:
-          matchLabels:
-            {{- include "tangram.selector" (list (index . 0) (index . 1)) | nindent 12 }}
+{{- $affinity := index . 2 -}}
+{{- if not $affinity -}}
+{{- $others := dict "matchLabels" (include "tangram.selector" (list (index . 0) (index . 1)) | fromYaml) -}}
+{{- $apart := dict "weight" 100 "podAffinityTerm" (dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $others) -}}
+{{- $affinity = dict "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" (list $apart)) -}}
 {{- end -}}
+{{ include "tangram.onArchitecture" (list (index . 0) $affinity) }}
 {{- end -}}
 
 {{- define "tangram.resources" -}}
@@ -168,6 +164,10 @@ restartPolicy: Always
 image: {{ include "tangram.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 command: [tangram-extender]
+{{- with .Values.scheduler.extender.extraArgs }}
+args:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 env:
   - name: TANGRAM_EXTENDER_DOMAIN
     value: {{ .Values.domain | quote }}
@@ -197,7 +197,7 @@ env:
     value: {{ .Values.scheduler.preemption.periodSeconds | quote }}
   {{- if and .Values.scheduler.enabled .Values.scheduler.preemption.enabled }}
   - name: TANGRAM_EXTENDER_PREEMPTED_CONFIG_MAP
-    value: {{ .Release.Namespace }}/{{ include "tangram.scheduler" . }}-preempted
+    value: {{ include "tangram.namespace" . }}/{{ include "tangram.scheduler" . }}-preempted
   {{- end }}
   {{- if .Values.queues.kueue.enabled }}
   - name: TANGRAM_EXTENDER_KUEUE
@@ -223,21 +223,20 @@ env:
 ports:
   - name: metrics
     containerPort: {{ .Values.scheduler.extender.metricsPort }}
-startupProbe: # all nodes and pods are listed
-  httpGet: {path: /readyz, port: metrics}
-  periodSeconds: 1
-  failureThreshold: 120
+startupProbe:
+  {{- include "tangram.probe" (list (dict "path" "/readyz" "port" "metrics") .Values.scheduler.extender.startupProbe) | nindent 2 }}
 livenessProbe:
-  httpGet: {path: /healthz, port: metrics}
-  periodSeconds: 10
-  failureThreshold: 6
+  {{- include "tangram.probe" (list (dict "path" "/healthz" "port" "metrics") .Values.scheduler.extender.livenessProbe) | nindent 2 }}
 readinessProbe:
-  httpGet: {path: /readyz, port: metrics}
-  periodSeconds: 2
+  {{- include "tangram.probe" (list (dict "path" "/readyz" "port" "metrics") .Values.scheduler.extender.readinessProbe) | nindent 2 }}
 resources:
   {{- toYaml .Values.scheduler.extender.resources | nindent 2 }}
 securityContext:
-  {{- include "tangram.restrictedContainer" . | nindent 2 }}
+  {{- toYaml .Values.scheduler.extender.securityContext | nindent 2 }}
+{{- with .Values.scheduler.extender.extraVolumeMounts }}
+volumeMounts:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{/* Is there a host pool? */}}
@@ -274,66 +273,6 @@ memory: {{ add $pool $overhead }}Mi
 {{/* Does the device plugin evict any pods? Empty: no. */}}
 {{- define "tangram.evicts" -}}
 {{- if or (include "tangram.evictsStranded" .) (ne .Values.node.unhealthyGpuPods "leave") -}}yes{{- end -}}
-{{- end -}}
-
-{{/* What must not be, in sentences. The schema has the rest. */}}
-{{- define "tangram.check" -}}
-{{- if not .Values.node.hostPID -}}
-{{- if has .Values.arbiter.bypass (list "kill" "evict") -}}
-{{- fail (printf "arbiter.bypass is %s with node.hostPID=false: the arbiter does not see the node's processes, so it could not attribute them to containers; it must be auto or report" .Values.arbiter.bypass) -}}
-{{- end -}}
-{{- if has .Values.arbiter.guard.policy (list "kill" "evict") -}}
-{{- fail (printf "arbiter.guard.policy is %s with node.hostPID=false: the arbiter does not see the node's processes, so it could not attribute them to containers; it must be report" .Values.arbiter.guard.policy) -}}
-{{- end -}}
-{{- end -}}
-{{- if and (eq .Values.arbiter.bypass "evict") (not .Values.policy.enabled) -}}
-{{- fail "arbiter.bypass is evict with policy.enabled=false: nothing would keep the device plugin from deleting pods of other nodes, so it has no right to; it must be auto, report or kill" -}}
-{{- end -}}
-{{- if and (eq .Values.arbiter.guard.policy "evict") (not .Values.policy.enabled) -}}
-{{- fail "arbiter.guard.policy is evict with policy.enabled=false: nothing would keep the device plugin from deleting pods of other nodes, so it has no right to; it must be report or kill" -}}
-{{- end -}}
-{{- if and (include "tangram.evictsStranded" .) (not .Values.policy.enabled) -}}
-{{- fail "burst.stranded is evict with policy.enabled=false: nothing would keep the device plugin from evicting pods of other nodes, so it has no right to; it must be keep" -}}
-{{- end -}}
-{{- if and (ne .Values.node.unhealthyGpuPods "leave") (not .Values.policy.enabled) -}}
-{{- fail (printf "node.unhealthyGpuPods is %s with policy.enabled=false: nothing would keep the device plugin from evicting pods of other nodes, so it has no right to; it must be leave" .Values.node.unhealthyGpuPods) -}}
-{{- end -}}
-{{- if and .Values.node.migOnDemand (ne (include "tangram.privileged" .) "true") -}}
-{{- fail "node.privileged is false with node.migOnDemand=true: the driver lets only a privileged container change MIG instances; it must be auto or true" -}}
-{{- end -}}
-{{- if and .Values.node.migConfigMap (ne (include "tangram.privileged" .) "true") -}}
-{{- fail (printf "node.privileged is false with node.migConfigMap=%s: the driver lets only a privileged container change MIG instances; it must be auto or true" .Values.node.migConfigMap) -}}
-{{- end -}}
-{{- if and .Values.node.migModeIdleSeconds (not .Values.node.migConfigMap) -}}
-{{- fail (printf "node.migModeIdleSeconds is %v without node.migConfigMap: no layout says which GPUs shall have MIG mode; it must be 0" .Values.node.migModeIdleSeconds) -}}
-{{- end -}}
-{{- if ge (float64 .Values.scheduler.preemption.deadlineSeconds) (float64 .Values.scheduler.extender.httpTimeoutSeconds) -}}
-{{- fail (printf "scheduler.preemption.deadlineSeconds is %v: kube-scheduler waits for scheduler.extender.httpTimeoutSeconds (%v) and would never hear the answer; it must be less, or 0" .Values.scheduler.preemption.deadlineSeconds .Values.scheduler.extender.httpTimeoutSeconds) -}}
-{{- end -}}
-{{- if and (not .Values.scheduler.leaderElect) (gt (int .Values.scheduler.replicas) 1) -}}
-{{- fail (printf "scheduler.replicas is %d with scheduler.leaderElect=false: several active schedulers would give one GPU away twice; it must be 0 or 1" (int .Values.scheduler.replicas)) -}}
-{{- end -}}
-{{- if and .Values.scheduler.kubeScheduler.featureGates.GenericWorkload (.Capabilities.APIVersions.Has "v1/Pod") -}}
-{{- /* "v1/Pod" is among them only if a cluster was read. */ -}}
-{{- $served := false -}}
-{{- range .Capabilities.APIVersions -}}
-{{- if regexMatch "^scheduling[.]k8s[.]io/[^/]+/PodGroup$" . -}}{{- $served = true -}}{{- end -}}
-{{- end -}}
-{{- if not $served -}}
-{{- fail "scheduler.kubeScheduler.featureGates has GenericWorkload=true, and the API server serves no PodGroups: kube-scheduler would wait for them and schedule no pod; turn the gate on in the API server first (docs/tasks/gangs.md)" -}}
-{{- end -}}
-{{- end -}}
-{{- if not (has .Values.webhook.placement.default .Values.webhook.placement.policies) -}}
-{{- fail (printf "webhook.placement.default is %s: pods that name no policy would be denied; it must be one of webhook.placement.policies, which are %s" .Values.webhook.placement.default (join ", " .Values.webhook.placement.policies)) -}}
-{{- end -}}
-{{- if and .Values.burst.hugepages .Values.burst.hostPool -}}
-{{- if mod (include "tangram.mib" .Values.burst.hostPool | int64) 2 -}}
-{{- fail (printf "burst.hostPool is %s with burst.hugepages=true: it must be a multiple of 2Mi, the size of a page" .Values.burst.hostPool) -}}
-{{- end -}}
-{{- end -}}
-{{- if and .Values.test.image (eq .Values.test.namespace .Release.Namespace) -}}
-{{- fail (printf "test.namespace is %s, the release's own: the webhook leaves it out, so pods there get no share; it must be another" .Values.test.namespace) -}}
-{{- end -}}
 {{- end -}}
 
 {{/* What there is of ours on a node, as paths there. */}}

@@ -5,7 +5,7 @@ leaderElection:
   leaderElect: {{ .Values.scheduler.leaderElect }}
   resourceLock: leases
   resourceName: {{ include "tangram.scheduler" . }}
-  resourceNamespace: {{ .Release.Namespace }}
+  resourceNamespace: {{ include "tangram.namespace" . }}
   leaseDuration: {{ .Values.scheduler.leaseDurationSeconds }}s
   renewDeadline: {{ div (mul 2 (int .Values.scheduler.leaseDurationSeconds)) 3 }}s
   retryPeriod: {{ max 1 (div (int .Values.scheduler.leaseDurationSeconds) 8) }}s
