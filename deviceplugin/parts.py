@@ -17,6 +17,7 @@ from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.devices_in_use import DevicesInUse
 from deviceplugin.gpus import cdi
 from deviceplugin.gpus.burst_annotation import BurstAnnotation
+from deviceplugin.gpus.cdi_check import DEVICE, CdiCheck
 from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
 from deviceplugin.gpus.earlier import EarlierInventory
 from deviceplugin.gpus.health_watch import HealthWatch
@@ -139,7 +140,10 @@ class Parts:
         self.status_watch = StatusWatch(settings.status, self.pods.pod, self.reports)
         self.class_updater = ServiceClassUpdater(self.pods, self.grants, self.reports, self.calls.until_idle)
         self.container_ids = ContainerIds(self.pods, self.grants, self.calls.until_idle)
-        self.mount_check = MountCheck(self.pods, self.grants, self._processes, self.reports.misplaced)
+        self.cdi_check = CdiCheck(self.reports, self._cdi_used, self.offer.changed_since)
+        self.mount_check = MountCheck(
+            self.pods, self.grants, self._processes, self.reports.misplaced, device=DEVICE, device_seen=self.cdi_check.started,
+        )  # fmt: skip
 
     def _make_published(self) -> None:
         """What the API server and the kubelet see of the node."""
@@ -237,6 +241,7 @@ class Parts:
     def _node_seen(self, node: KubernetesNode) -> None:
         self.cordons.node_seen(node.metadata.annotation(self._names.cordoned_gpus))
         self.earlier.seen(node)
+        self.cdi_check.runtime(node.status.node_info.container_runtime_version)
 
     async def _fetch_node(self) -> KubernetesNode:
         return msgspec.json.decode(await self._client.get(paths.node(self.settings.node_name)), type=KubernetesNode)
@@ -266,6 +271,11 @@ class Parts:
         except InstanceReplaced as error:
             uid = next((uid for uid, _ in self.ledger.holders(resource, ids)), "")
             raise DevicesSwapped(str(error), self.pods.pod(uid)) from None
+
+    def _cdi_used(self) -> bool:
+        """Do containers of this node get GPUs as CDI devices, as far as is known by now?"""
+        inventory = self.offer.inventory()
+        return self.offer.probed and inventory.access == "cdi" and bool(inventory.gpus)
 
     def _write_cdi(self, inventory: Inventory) -> None:
         if inventory.access != "cdi" or not inventory.gpus:
