@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -212,7 +213,7 @@ class Parts:
         return NodeGpus(
             self.offer, self.metrics, self.nvml_service.supervisor, access=settings.access, unit_mib=settings.unit_mib,
             health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi, prepare=self.mig.prepare,
-            try_out=self.owner_watch.before_offer,
+            try_out=self.owner_watch.before_offer, placed=self._placed,
         )  # fmt: skip
 
     def _mig_on_demand(self) -> MigOnDemand:
@@ -277,10 +278,23 @@ class Parts:
         inventory = self.offer.inventory()
         return self.offer.probed and inventory.access == "cdi" and bool(inventory.gpus)
 
+    def _driver_root(self) -> cdi.DriverRoot:
+        return cdi.DriverRoot.below(self.settings.driver_root, self.settings.host_root)
+
+    def _placed(self, inventory: Inventory) -> Inventory:
+        """With where the driver is. NVIDIA's container runtime has a choice of its own."""
+        root = self._driver_root()
+        if inventory.access != "cdi" or root.place is None:
+            return inventory
+        before = self.offer.reported
+        if (before.driver_root, before.driver_place) != (str(root.host), root.place.text):
+            log.info("the driver was found", root=str(root.host), version=root.place.version, why=root.place.text)
+        return replace(inventory, driver_root=str(root.host), driver_place=root.place.text)
+
     def _write_cdi(self, inventory: Inventory) -> None:
         if inventory.access != "cdi" or not inventory.gpus:
             return
-        root = cdi.DriverRoot(self.settings.driver_root, self.settings.host_root)
+        root = self._driver_root()
         described, aliases = self.mig.described(inventory)
         if cdi.write(self.settings.cdi_dir, described, root, aliases):
             log.info("CDI specification written", path=str(self.settings.cdi_dir / cdi.SPEC_FILE))

@@ -38,7 +38,10 @@ class DevicePluginSettings(ProgramSettings):
         Path("/var/lib/tangram"),
         description="folder for the library and the grants; the same path here and on the host, as the kubelet mounts from it",
     )
-    driver_root: Path = Field(Path("/"), description="where the NVIDIA driver's files are, as seen from here")
+    driver_root: Path = Field(
+        Path("/"),
+        description="folder below which the NVIDIA driver's files are, as seen from here: docs/operations/cdi.md lists where it is looked for",
+    )
     host_driver_root: Path | None = Field(
         None, description="the same folder as the host sees it, for CDI specs; the default is driver-root"
     )

@@ -19,9 +19,10 @@ from typing import Any, Final
 
 import msgspec
 
-from deviceplugin.grants.atomic_file import make_folder, resolve_inside, write_atomically
-from nvml.library import LIBRARY_FOLDERS
+from deviceplugin.grants.atomic_file import make_folder, write_atomically
+from nvml.driver_root import DriverPlace, inside, locate
 from vgpu.api.contract import CDI_KIND
+from vgpu.api.driver_places import LIBRARY_FOLDERS, PROGRAM_FOLDERS
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
 
 VERSION: Final = "0.5.0"
@@ -40,7 +41,6 @@ LOADER_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 CONTROL_NODES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 CONTROL_NODES_NEEDED: Final = ("nvidiactl", "nvidia-uvm")
 PROGRAMS: Final = ("nvidia-smi",)
-PROGRAM_FOLDERS: Final = ("bin", "usr/bin")
 PERSISTENCED: Final = "run/nvidia-persistenced/socket"
 
 _SHARED_OBJECT = re.compile(r"(lib[\w-]+)\.so\.([0-9.]+)\Z")
@@ -54,11 +54,23 @@ class DriverRoot:
 
     here: Path
     host: Path
+    place: DriverPlace | None = None
+    """What was found there; None: nothing was, or nobody looked."""
+
+    @classmethod
+    def below(cls, here: Path, host: Path) -> DriverRoot:
+        """The root of the driver that is below a folder, which the host has as `host`; the folder itself where there is none."""
+        place = locate(here)
+        if place is None:
+            return cls(here, host)
+        return cls(place.root, host / place.place.root, place)
 
     def on_host(self, path: Path) -> str:
         """The host's path of a file below `here`, links followed as on the host."""
-        real = resolve_inside(self.here, path)
-        return str(self.host / real.relative_to(self.here)) if real.is_relative_to(self.here) else str(real)
+        real = inside(self.here, path)
+        if real.exists() or not path.exists():
+            return str(self.host / real.relative_to(self.here))
+        return str(path.resolve())
 
     def node(self, name: str) -> str:
         """The host's path of a device node: in the root's own /dev where it has one, else in the host's."""
@@ -161,7 +173,7 @@ def _mounts(root: DriverRoot) -> Iterator[dict[str, Any]]:
         for folder in LOADER_FOLDERS:
             yield _mount(host, f"{folder}/{name}")
     for program in PROGRAMS:
-        if found := root.first(PROGRAM_FOLDERS, program):
+        if found := root.first(root.place.place.programs if root.place else PROGRAM_FOLDERS, program):
             yield _mount(root.on_host(found), f"/usr/bin/{program}")
     if (root.here / PERSISTENCED).exists():
         yield _mount(str(root.host / PERSISTENCED), f"/{PERSISTENCED}", "noexec")
@@ -169,11 +181,12 @@ def _mounts(root: DriverRoot) -> Iterator[dict[str, Any]]:
 
 def _libraries(root: DriverRoot) -> Iterator[tuple[str, str]]:
     """(name that programs load, host path of the file). Names are the links that the installer made (the SONAMEs)."""
-    found = root.first(LIBRARY_FOLDERS, "libcuda.so.1")
-    if found is None:
+    found = None if root.place else root.first(LIBRARY_FOLDERS, "libcuda.so.1")
+    folder = root.place.libraries if root.place else found.parent if found else None
+    if folder is None:
         return
     named: dict[str, set[str]] = {}
-    for path in sorted(found.parent.iterdir()):
+    for path in sorted(folder.iterdir()):
         match = _SHARED_OBJECT.match(path.name)
         if match and match[1] in LIBRARIES:
             named.setdefault(root.on_host(path), set()).add(path.name)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from deviceplugin.gpus.cdi import SPEC_FILE, DriverRoot, capability_minor, mig_minors, spec, write
-from deviceplugin.grants.atomic_file import resolve_inside
 from tests.unit.deviceplugin.builders import inventory, uuid
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
 
@@ -127,10 +126,21 @@ def test_the_specification_is_written_when_it_changed_and_only_then(tmp_path: Pa
     assert [path.name for path in folder.iterdir()] == [SPEC_FILE]
 
 
-def test_absolute_links_are_followed_inside_the_root(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real/file").touch()
-    (tmp_path / "link").symlink_to("/real/file")
-    (tmp_path / "loop").symlink_to("loop")
-    assert resolve_inside(tmp_path, tmp_path / "link") == tmp_path / "real/file"
-    assert resolve_inside(tmp_path, tmp_path / "loop").name == "loop"
+def test_a_driver_below_the_hosts_root_is_described_with_the_hosts_paths(tmp_path: Path) -> None:
+    """As on GKE: the plugin sees the node's / at a folder of its own."""
+    libraries = tmp_path / "home/kubernetes/bin/nvidia/lib64"
+    libraries.mkdir(parents=True)
+    for name in ("libnvidia-ml", "libcuda"):
+        (libraries / f"{name}.so.580.65.06").touch()
+        (libraries / f"{name}.so.1").symlink_to(f"{name}.so.580.65.06")
+    (libraries.parent / "bin").mkdir()
+    (libraries.parent / "bin/nvidia-smi").touch()
+    root = DriverRoot.below(tmp_path, Path("/"))
+    assert root.host == Path("/home/kubernetes/bin/nvidia")
+    found = mounts(spec(inventory(1), root))
+    assert found["/usr/lib64/libcuda.so.1"] == "/home/kubernetes/bin/nvidia/lib64/libcuda.so.580.65.06"
+    assert found["/usr/bin/nvidia-smi"] == "/home/kubernetes/bin/nvidia/bin/nvidia-smi"
+
+
+def test_a_folder_without_a_driver_is_its_own_root(tmp_path: Path) -> None:
+    assert DriverRoot.below(tmp_path, Path("/opt")) == DriverRoot(tmp_path, Path("/opt"))
