@@ -19,7 +19,9 @@ from deviceplugin.devices_in_use import DevicesInUse
 from deviceplugin.gpus import cdi
 from deviceplugin.gpus.burst_annotation import BurstAnnotation
 from deviceplugin.gpus.cdi_check import DEVICE, CdiCheck
+from deviceplugin.gpus.cdi_source import CdiSource
 from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
+from deviceplugin.gpus.driver_paths import DriverRoot
 from deviceplugin.gpus.earlier import EarlierInventory
 from deviceplugin.gpus.health_watch import HealthWatch
 from deviceplugin.gpus.host_pool import HostPoolWatch, SharedGpusFile
@@ -178,6 +180,9 @@ class Parts:
         )  # fmt: skip
         self.metrics.owner_sources = lambda: self.owner_watch.failing
         self.mig = self._mig_on_demand()
+        self.cdi_source = CdiSource(
+            settings.cdi_dir, self._driver_root, vendors=settings.cdi_specs == "auto", may_open=self._gpus_may_be_opened
+        )
         self.gpus = self._node_gpus()
         self.offer.slots, self.offer.unlisted = self.mig, self.reports.mig_profile_not_listed
         self.nvml_service.health = self.gpus.last_health
@@ -212,7 +217,7 @@ class Parts:
         settings = self.settings
         return NodeGpus(
             self.offer, self.metrics, self.nvml_service.supervisor, access=settings.access, unit_mib=settings.unit_mib,
-            health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi, prepare=self.mig.prepare,
+            health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._describe, prepare=self.mig.prepare,
             try_out=self.owner_watch.before_offer, placed=self._placed,
         )  # fmt: skip
 
@@ -264,8 +269,8 @@ class Parts:
     async def _before_start(self, resource: str, ids: Sequence[str]) -> None:
         """A container that starts while the CDI specification is lost would not find its devices. Raises as `PreStart`, OSError."""
         inventory = self.offer.inventory()
-        if inventory.access == "cdi" and not (self.settings.cdi_dir / cdi.SPEC_FILE).exists():
-            await asyncio.to_thread(self._write_cdi, inventory)
+        if inventory.access == "cdi":
+            await asyncio.to_thread(self._keep_cdi, inventory)
         self.mount_check.starting(await self.prestart(resource, ids))
         try:
             await self.mig.before_start(ids)
@@ -278,8 +283,12 @@ class Parts:
         inventory = self.offer.inventory()
         return self.offer.probed and inventory.access == "cdi" and bool(inventory.gpus)
 
-    def _driver_root(self) -> cdi.DriverRoot:
-        return cdi.DriverRoot.below(self.settings.driver_root, self.settings.host_root)
+    def _driver_root(self) -> DriverRoot:
+        return DriverRoot.below(self.settings.driver_root, self.settings.host_root)
+
+    def _gpus_may_be_opened(self) -> bool:
+        """By a program that is no process of NVML's: not while one is to be reset."""
+        return not self.settings.nvml_released.exists() and not self.nvml_service.supervisor.withheld
 
     def _placed(self, inventory: Inventory) -> Inventory:
         """With where the driver is. NVIDIA's container runtime has a choice of its own."""
@@ -291,13 +300,26 @@ class Parts:
             log.info("the driver was found", root=str(root.host), version=root.place.version, why=root.place.text)
         return replace(inventory, driver_root=str(root.host), driver_place=root.place.text)
 
+    def _keep_cdi(self, inventory: Inventory) -> None:
+        """Before a start: the specification is there, and what of NVIDIA's it was made from is still what it was."""
+        if not (self.settings.cdi_dir / cdi.SPEC_FILE).exists() or self.cdi_source.stale():
+            self._write_cdi(inventory)
+
+    def _describe(self, inventory: Inventory) -> None:
+        """After a probe. May start NVIDIA's tool."""
+        if inventory.access == "cdi":
+            self.cdi_source.refresh(inventory)
+            self._write_cdi(inventory)
+
     def _write_cdi(self, inventory: Inventory) -> None:
         if inventory.access != "cdi" or not inventory.gpus:
             return
-        root = self._driver_root()
-        described, aliases = self.mig.described(inventory)
-        if cdi.write(self.settings.cdi_dir, described, root, aliases):
-            log.info("CDI specification written", path=str(self.settings.cdi_dir / cdi.SPEC_FILE))
+        if cdi.write(self.settings.cdi_dir, self.cdi_source.document(*self.mig.described(inventory))):
+            log.info(
+                "CDI specification written",
+                path=str(self.settings.cdi_dir / cdi.SPEC_FILE),
+                source=self.cdi_source.text,
+            )
 
 
 def _report_of_trial(verdict: TrialVerdict, model: str, driver: str) -> None:

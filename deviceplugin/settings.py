@@ -56,6 +56,10 @@ class DevicePluginSettings(ProgramSettings):
     memory_unit: Literal["1Gi", "512Mi", "256Mi"] = Field("1Gi", description="one unit of gpu-mem")
     domain: str = Field(DEFAULT.domain, min_length=1, description="domain of the resource and annotation names")
     cdi_dir: Path = Field(Path("/var/run/cdi"), description="folder that the container runtime reads CDI specs from")
+    cdi_specs: Literal["auto", "own"] = Field(
+        "auto",
+        description="what the CDI devices are described by: NVIDIA's specification, or one that nvidia-ctk makes, where it is true of this machine, else our own; or our own alone",
+    )
     library: Path = Field(
         Path("/opt/tangram/lib/libtangram.so"), description="the interception library that containers are given"
     )
