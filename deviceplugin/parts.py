@@ -217,7 +217,7 @@ class Parts:
         settings = self.settings
         return NodeGpus(
             self.offer, self.metrics, self.nvml_service.supervisor, access=settings.access, unit_mib=settings.unit_mib,
-            health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._describe, prepare=self.mig.prepare,
+            health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi, prepare=self.mig.prepare,
             try_out=self.owner_watch.before_offer, placed=self._placed,
         )  # fmt: skip
 
@@ -291,9 +291,12 @@ class Parts:
         return not self.settings.nvml_released.exists() and not self.nvml_service.supervisor.withheld
 
     def _placed(self, inventory: Inventory) -> Inventory:
-        """With where the driver is. NVIDIA's container runtime has a choice of its own."""
+        """With where the driver is. NVIDIA's container runtime has a choice of its own. May wait for NVIDIA's tool."""
+        if inventory.access != "cdi":
+            return inventory
+        self.cdi_source.refresh(inventory)
         root = self._driver_root()
-        if inventory.access != "cdi" or root.place is None:
+        if root.place is None:
             return inventory
         before = self.offer.reported
         if (before.driver_root, before.driver_place) != (str(root.host), root.place.text):
@@ -303,12 +306,6 @@ class Parts:
     def _keep_cdi(self, inventory: Inventory) -> None:
         """Before a start: the specification is there, and what of NVIDIA's it was made from is still what it was."""
         if not (self.settings.cdi_dir / cdi.SPEC_FILE).exists() or self.cdi_source.stale():
-            self._write_cdi(inventory)
-
-    def _describe(self, inventory: Inventory) -> None:
-        """After a probe. May start NVIDIA's tool."""
-        if inventory.access == "cdi":
-            self.cdi_source.refresh(inventory)
             self._write_cdi(inventory)
 
     def _write_cdi(self, inventory: Inventory) -> None:

@@ -180,7 +180,7 @@ class NodeGpus:
             self._late.probed(missing(described, on_bus) - withheld, self._clock())
             if self._prepare is not None:
                 await self._prepare(inventory)
-            await asyncio.to_thread(self._on_inventory, inventory)
+            self._on_inventory(inventory)
             await self._try_out(inventory)  # before any share is granted
             if before is None:  # these may have become known since the probe
                 inventory = self._with_closed(inventory, withheld, on_bus)
