@@ -154,7 +154,9 @@ class CdiSource:
         if root.node != NODE_ROOT:
             command = [self._chroot, str(root.node), *command]
         try:
-            return Source(f"/{tool}", spec_from_text(output_of(command, self._generate_s, LARGEST_BYTES)))
+            # GPU Operator's toolkit has the hook, which the specification names, beside the program
+            output = output_of(command, self._generate_s, LARGEST_BYTES, f"/{tool}".rpartition("/")[0])
+            return Source(f"/{tool}", spec_from_text(output))
         except (RunFailed, BadSpec) as error:
             log.warning("no CDI specification of NVIDIA's tool", program=f"/{tool}", error=str(error))
             return None

@@ -52,6 +52,12 @@ def test_what_it_started_is_killed_too(tmp_path: Path) -> None:
             os.close(ended)
 
 
+def test_a_folder_is_searched_before_the_usual_ones() -> None:
+    assert output_of(["/bin/sh", "-c", "echo $PATH"], 30, 1000, "/usr/local/nvidia/toolkit").startswith(
+        b"/usr/local/nvidia/toolkit:/usr/local/sbin:"
+    )
+
+
 def test_it_gets_no_variables_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_PRELOAD_TANGRAM_TEST", "x")
     shown = output_of([PYTHON, "-c", "import os; print(sorted(os.environ))"], 30, 1000).decode()
