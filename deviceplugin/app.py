@@ -87,6 +87,7 @@ class DevicePlugin(Parts):
                     self.bursts.run,
                     self.container_ids.run,
                     self.mount_check.run,
+                    self.cdi_check.run,
                     self._to_kubelet,
                     self.numa.run,
                     self._keep_grants,
@@ -114,6 +115,8 @@ class DevicePlugin(Parts):
             return Missing.PROBE.because()
         if not self.cache.has_synced.is_set():
             return Missing.PODS.because()
+        if self.cdi_check.failing:
+            return Missing.CDI.because(self.cdi_check.failing)
         if self.owner_watch.unknown:
             return Missing.OWNERS.because(self.owner_watch.unknown)
         if self.publisher.failing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -15,9 +16,11 @@ from deviceplugin.calls_in_progress import CallsInProgress
 from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.devices_in_use import DevicesInUse
 from deviceplugin.gpus.burst_annotation import BurstAnnotation
-from deviceplugin.gpus.cdi import DriverRoot
+from deviceplugin.gpus.cdi_check import DEVICE, CdiCheck
 from deviceplugin.gpus.cdi_file import CdiFile
+from deviceplugin.gpus.cdi_source import CdiSource
 from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
+from deviceplugin.gpus.driver_paths import DriverRoot
 from deviceplugin.gpus.earlier import EarlierInventory
 from deviceplugin.gpus.health_watch import HealthWatch
 from deviceplugin.gpus.host_pool import HostPoolWatch, SharedGpusFile
@@ -139,7 +142,10 @@ class Parts:
         self.status_watch = StatusWatch(settings.status, self.pods.pod, self.reports)
         self.class_updater = ServiceClassUpdater(self.pods, self.grants, self.reports, self.calls.until_idle)
         self.container_ids = ContainerIds(self.pods, self.grants, self.calls.until_idle)
-        self.mount_check = MountCheck(self.pods, self.grants, self._processes, self.reports.misplaced)
+        self.cdi_check = CdiCheck(self.reports, self._cdi_used, self.offer.changed_since)
+        self.mount_check = MountCheck(
+            self.pods, self.grants, self._processes, self.reports.misplaced, device=DEVICE, device_seen=self.cdi_check.started,
+        )  # fmt: skip
 
     def _make_published(self) -> None:
         """What the API server and the kubelet see of the node."""
@@ -172,8 +178,15 @@ class Parts:
             try_out=self.trier.try_out, until_idle=self.calls.until_idle,
         )  # fmt: skip
         self.metrics.owner_sources = lambda: self.owner_watch.failing
-        root = DriverRoot(settings.driver_root, settings.host_root)
-        self.cdi = CdiFile(settings.cdi_dir, root, lambda inventory: self.mig.described(inventory))
+        self.cdi_source = CdiSource(
+            settings.cdi_dir, self._driver_root, vendors=settings.cdi_specs == "auto", may_open=self._gpus_may_be_opened
+        )
+        self.cdi = CdiFile(
+            settings.cdi_dir,
+            lambda inventory: self.mig.described(inventory),
+            self.cdi_source.document,
+            self.cdi_source.stale,
+        )
         self.mig = self._mig_on_demand()
         self.gpus = self._node_gpus()
         self.offer.slots, self.offer.unlisted = self.mig, self.reports.mig_profile_not_listed
@@ -211,7 +224,7 @@ class Parts:
         return NodeGpus(
             self.offer, self.metrics, self.nvml_service.supervisor, access=settings.access, unit_mib=settings.unit_mib,
             health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self.cdi.write, prepare=self.mig.prepare,
-            try_out=self.owner_watch.before_offer,
+            try_out=self.owner_watch.before_offer, placed=self._placed,
         )  # fmt: skip
 
     def _mig_on_demand(self) -> MigOnDemand:
@@ -240,6 +253,7 @@ class Parts:
     def _node_seen(self, node: KubernetesNode) -> None:
         self.cordons.node_seen(node.metadata.annotation(self._names.cordoned_gpus))
         self.earlier.seen(node)
+        self.cdi_check.runtime(node.status.node_info.container_runtime_version)
 
     async def _fetch_node(self) -> KubernetesNode:
         return msgspec.json.decode(await self._client.get(paths.node(self.settings.node_name)), type=KubernetesNode)
@@ -271,6 +285,31 @@ class Parts:
         """The pod that these devices were entered for, before its container starts: the ledger of a plugin that started again lacks init containers."""
         uids = {uid for one, uid in self.usage_records.users(resource).items() if one in ids}
         return self.pods.pod(uids.pop()) if len(uids) == 1 else None
+
+    def _cdi_used(self) -> bool:
+        """Do containers of this node get GPUs as CDI devices, as far as is known by now?"""
+        inventory = self.offer.inventory()
+        return self.offer.probed and inventory.access == "cdi" and bool(inventory.gpus)
+
+    def _driver_root(self) -> DriverRoot:
+        return DriverRoot.below(self.settings.driver_root, self.settings.host_root)
+
+    def _gpus_may_be_opened(self) -> bool:
+        """By a program that is no process of NVML's: not while one is to be reset."""
+        return not self.settings.nvml_released.exists() and not self.nvml_service.supervisor.withheld
+
+    def _placed(self, inventory: Inventory) -> Inventory:
+        """With where the driver is. NVIDIA's container runtime has a choice of its own. May wait for NVIDIA's tool."""
+        if inventory.access != "cdi":
+            return inventory
+        self.cdi_source.refresh(inventory)
+        root = self._driver_root()
+        if root.place is None:
+            return inventory
+        before = self.offer.reported
+        if (before.driver_root, before.driver_place) != (str(root.host), root.place.text):
+            log.info("the driver was found", root=str(root.host), version=root.place.version, why=root.place.text)
+        return replace(inventory, driver_root=str(root.host), driver_place=root.place.text)
 
 
 def _report_of_trial(verdict: TrialVerdict, model: str, driver: str) -> None:

@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from deviceplugin.admission import DevicesSwapped, StartRefused
 from deviceplugin.allocation import DeviceRequest
+from deviceplugin.gpus.cdi_check import CDI_IGNORED
 from deviceplugin.gpus.host_pool import NO_HOST_POOL
 from deviceplugin.grants.mount_check import REASON as MISPLACED
 from deviceplugin.metrics import Metrics
@@ -152,6 +153,14 @@ class Reports:
             self._report_on_node(UNLISTED, note)
         else:
             self._recorder.event(about(pod, container), UNLISTED, note, "Warning")
+
+    def cdi_on_node(self, reason: str, note: str, level: Literal["Normal", "Warning"]) -> None:
+        """Whether containers get CDI devices depends on a setting of the runtime, or they get none: report it to the operator, on the node."""
+        self._report_on_node(reason, note, level)
+
+    def cdi_ignored(self, pod: Pod, container: str, note: str) -> None:
+        """A container was started without its CDI devices: report it to the pod's user."""
+        self._recorder.event(about(pod, container), CDI_IGNORED, note, "Warning")
 
     def host_pool_missing(self, note: str) -> None:
         """The node has no host pool, or not for each GPU: report it to the operator, on the node."""

@@ -38,7 +38,10 @@ class DevicePluginSettings(ProgramSettings):
         Path("/var/lib/tangram"),
         description="folder for the library and the grants; the same path here and on the host, as the kubelet mounts from it",
     )
-    driver_root: Path = Field(Path("/"), description="where the NVIDIA driver's files are, as seen from here")
+    driver_root: Path = Field(
+        Path("/"),
+        description="folder below which the NVIDIA driver's files are, as seen from here: docs/operations/cdi.md lists where it is looked for",
+    )
     host_driver_root: Path | None = Field(
         None, description="the same folder as the host sees it, for CDI specs; the default is driver-root"
     )
@@ -53,6 +56,10 @@ class DevicePluginSettings(ProgramSettings):
     memory_unit: Literal["1Gi", "512Mi", "256Mi"] = Field("1Gi", description="one unit of gpu-mem")
     domain: str = Field(DEFAULT.domain, min_length=1, description="domain of the resource and annotation names")
     cdi_dir: Path = Field(Path("/var/run/cdi"), description="folder that the container runtime reads CDI specs from")
+    cdi_specs: Literal["auto", "own"] = Field(
+        "auto",
+        description="what the CDI devices are described by: NVIDIA's specification, or one that nvidia-ctk makes, where it is true of this machine, else our own; or our own alone",
+    )
     library: Path = Field(
         Path("/opt/tangram/lib/libtangram.so"), description="the interception library that containers are given"
     )

@@ -288,12 +288,20 @@ class _Requested(Slim, frozen=True):
     spec: PodSpec
 
 
+class NodeInfo(Slim, frozen=True):
+    """NodeSystemInfo: the programs of a node."""
+
+    container_runtime_version: str = ""
+    """`<runtime>://<version>`."""
+
+
 class NodeStatus(Slim, frozen=True):
-    """What a node can take."""
+    """What a node can take, and what runs it."""
 
     allocatable: dict[str, str] | None = None
     capacity: dict[str, str] | None = None
     conditions: tuple[Condition, ...] = ()
+    node_info: NodeInfo = NodeInfo()
 
 
 class NodeSpec(Slim, frozen=True):

@@ -22,9 +22,10 @@ import msgspec
 
 from nvml import gpu_facts, handles, mig, readings, usage
 from nvml.binding import nv
+from nvml.driver_root import LIBRARY
 from nvml.errors import NvmlError
 from nvml.events import Events
-from nvml.library import LIBRARY, load
+from nvml.library import load
 from nvml.messages import (
     ENOUGH_BYTES,
     MOST_PROCESSES,

@@ -15,9 +15,8 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from nvml.library import LIBRARY, library_folder
+from nvml.driver_root import VERSION, locate
 
-VERSION: Final = Path("/proc/driver/nvidia/version")
 MODULE: Final = Path("/sys/module/nvidia")
 BUS: Final = Path("sys/bus/pci/drivers/nvidia")
 """Has a link for each GPU that the driver is bound to, by its PCI address. Under the driver root, else under /."""
@@ -56,8 +55,8 @@ class DriverIdentity:
 
 def identity(driver_root: Path, mapped: str, version: Path = VERSION, module: Path = MODULE) -> DriverIdentity:
     """Of the driver under this root. `mapped`: the library in use, where none is under the root; empty = not known yet."""
-    folder = library_folder(driver_root)
-    library = folder / LIBRARY if folder is not None else Path(mapped) if mapped else None
+    place = locate(driver_root)
+    library = place.library if place is not None else Path(mapped) if mapped else None
     under_root = driver_root / BUS
     bus = under_root if under_root.is_dir() else Path("/") / BUS
     return DriverIdentity(_file(library) if library is not None else (), _text(version), _inode(module), _bound(bus))

@@ -1,8 +1,7 @@
 """The CDI specification of this node's GPUs, made from the files of the driver root.
 
-One device for each GPU and each MIG instance, named by UUID; what every container with a GPU needs besides (control devices, the
-driver's user-side libraries under the names that programs load, nvidia-smi, the persistence daemon's socket) once for all.
-Paths in it are the host's. Independent of pods.
+One device for each GPU and each MIG instance, named by UUID; what every container with a GPU needs besides (control devices, and the files that
+`deviceplugin.gpus.driver_files` finds) once for all. Paths in it are the host's. Independent of pods, and of what NVIDIA's tools wrote (`cdi_source`).
 
 Format: github.com/cncf-tags/container-device-interface, SPEC.md, version 0.5.0.
 """
@@ -10,84 +9,45 @@ Format: github.com/cncf-tags/container-device-interface, SPEC.md, version 0.5.0.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
-from deviceplugin.grants.atomic_file import make_folder, resolve_inside, write_atomically
-from nvml.library import LIBRARY_FOLDERS
+from deviceplugin.gpus import driver_files
+from deviceplugin.gpus.driver_paths import DriverRoot
+from deviceplugin.grants.atomic_file import make_folder, write_atomically
 from vgpu.api.contract import CDI_KIND
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
+from vgpu.health.presence import bus_address
 
 VERSION: Final = "0.5.0"
 SPEC_FILE: Final = "tangram.sh-gpu.json"
 NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
 
-LIBRARIES: Final = (
-    "libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler", "libnvidia-nvvm", "libnvidia-nvvm70", "libcudadebugger",
-    "libnvidia-gpucomp", "libnvidia-opencl", "libnvcuvid", "libnvidia-encode", "libnvidia-opticalflow",
-)  # fmt: skip
-"""What compute and utility programs load, as NVIDIA's container toolkit lists it."""
-
-LOADER_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
-"""Folders that glibc searches without a cache: Debian's and all others'."""
-
-CONTROL_NODES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
-CONTROL_NODES_NEEDED: Final = ("nvidiactl", "nvidia-uvm")
-PROGRAMS: Final = ("nvidia-smi",)
-PROGRAM_FOLDERS: Final = ("bin", "usr/bin")
-PERSISTENCED: Final = "run/nvidia-persistenced/socket"
-
-_SHARED_OBJECT = re.compile(r"(lib[\w-]+)\.so\.([0-9.]+)\Z")
 _MIG_MINOR = re.compile(r"gpu([0-9]+)/gi([0-9]+)(?:/ci([0-9]+))?/access ([0-9]+)\Z")
 _CAPS_MAJOR = re.compile(r"^\s*([0-9]+) nvidia-caps$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class DriverRoot:
-    """A driver's files, as we see them and as the host does."""
-
-    here: Path
-    host: Path
-
-    def on_host(self, path: Path) -> str:
-        """The host's path of a file below `here`, links followed as on the host."""
-        real = resolve_inside(self.here, path)
-        return str(self.host / real.relative_to(self.here)) if real.is_relative_to(self.here) else str(real)
-
-    def node(self, name: str) -> str:
-        """The host's path of a device node: in the root's own /dev where it has one, else in the host's."""
-        return str(self.host / "dev" / name) if (self.here / "dev" / "nvidiactl").exists() else f"/dev/{name}"
-
-    def has_node(self, name: str) -> bool:
-        """Is it in the root's /dev? True where the root has no /dev of its own: the host's cannot be seen from here."""
-        return not (self.here / "dev" / "nvidiactl").exists() or (self.here / "dev" / name).exists()
-
-    def first(self, folders: Iterable[str], name: str) -> Path | None:
-        """The first of `folders` that has a file of this name: that file."""
-        return next((path for folder in folders if (path := self.here / folder / name).exists()), None)
-
-
 def spec(inventory: Inventory, root: DriverRoot, aliases: Mapping[str, str] = NO_ALIASES) -> dict[str, Any]:
     """The specification as decoded JSON. `aliases`: further names of MIG instances, name -> UUID."""
-    devices = [_device(gpu.uuid, [_node(f"nvidia{gpu.minor}", root)]) for gpu in inventory.gpus if not gpu.mig]
+    devices = [_device(gpu.uuid, _gpu_nodes(gpu, root)) for gpu in inventory.gpus if not gpu.mig]
     minors = mig_minors(root.here)
     for gpu in inventory.gpus:
         for instance in gpu.instances:
             names = [instance.uuid, *(name for name, uuid in sorted(aliases.items()) if uuid == instance.uuid)]
             devices += [_device(name, _instance_nodes(gpu, instance, minors, root)) for name in names]
-    edits = {"deviceNodes": list(_control_nodes(root)), "mounts": list(_mounts(root))}
+    nodes = [_node(name, root) for name in driver_files.control_nodes(root)]
+    edits = {"deviceNodes": nodes, "mounts": list(_mounts(root))}
     return {"cdiVersion": VERSION, "kind": CDI_KIND, "devices": devices, "containerEdits": edits}
 
 
-def write(folder: Path, inventory: Inventory, root: DriverRoot, aliases: Mapping[str, str] = NO_ALIASES) -> bool:
-    """Write the specification where container runtimes read it. Returns whether it changed. Raises OSError."""
-    content = msgspec.json.format(msgspec.json.encode(spec(inventory, root, aliases)), indent=2) + b"\n"
+def write(folder: Path, document: Mapping[str, Any]) -> bool:
+    """Write a specification where container runtimes read it. Returns whether it changed. Raises OSError."""
+    content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
     path = folder / SPEC_FILE
     if path.exists() and path.read_bytes() == content:
         return False
@@ -138,51 +98,31 @@ def _instance_nodes(
     major = capability_major(root.here)
     numbers: list[dict[str, Any]] = [{} if major is None else {"type": "c", "major": major, "minor": m} for m in caps]
     nodes = [_node(f"nvidia-caps/nvidia-cap{minor}", root) | more for minor, more in zip(caps, numbers, strict=True)]
-    return [_node(f"nvidia{gpu.minor}", root), *nodes]
+    return [*_gpu_nodes(gpu, root), *nodes]
 
 
 def _device(uuid: str, nodes: list[dict[str, Any]]) -> dict[str, Any]:
     return {"name": uuid, "containerEdits": {"deviceNodes": nodes}}
 
 
-def _control_nodes(root: DriverRoot) -> Iterator[dict[str, Any]]:
-    own = (root.here / "dev" / "nvidiactl").exists()
-    for name in CONTROL_NODES:
-        if name in CONTROL_NODES_NEEDED or (own and root.has_node(name)):
-            yield _node(name, root)
+def _gpu_nodes(gpu: Gpu, root: DriverRoot) -> list[dict[str, Any]]:
+    rendering = driver_files.render_nodes(root, bus_address(gpu.pci))
+    return [_node(name, root) for name in (f"nvidia{gpu.minor}", *rendering)]
 
 
 def _node(name: str, root: DriverRoot) -> dict[str, Any]:
-    return {"path": f"/dev/{name}", "hostPath": root.node(name), "permissions": "rw"}
+    return {"path": f"/dev/{name}", "hostPath": root.node_path(name), "permissions": "rw"}
 
 
 def _mounts(root: DriverRoot) -> Iterator[dict[str, Any]]:
-    for name, host in _libraries(root):
-        for folder in LOADER_FOLDERS:
+    for name, host in driver_files.libraries(root):
+        for folder in driver_files.LOADER_FOLDERS:
             yield _mount(host, f"{folder}/{name}")
-    for program in PROGRAMS:
-        if found := root.first(PROGRAM_FOLDERS, program):
-            yield _mount(root.on_host(found), f"/usr/bin/{program}")
-    if (root.here / PERSISTENCED).exists():
-        yield _mount(str(root.host / PERSISTENCED), f"/{PERSISTENCED}", "noexec")
-
-
-def _libraries(root: DriverRoot) -> Iterator[tuple[str, str]]:
-    """(name that programs load, host path of the file). Names are the links that the installer made (the SONAMEs)."""
-    found = root.first(LIBRARY_FOLDERS, "libcuda.so.1")
-    if found is None:
-        return
-    named: dict[str, set[str]] = {}
-    for path in sorted(found.parent.iterdir()):
-        match = _SHARED_OBJECT.match(path.name)
-        if match and match[1] in LIBRARIES:
-            named.setdefault(root.on_host(path), set()).add(path.name)
-    for host, names in sorted(named.items()):
-        short = [name for name in names if name.rpartition(".so.")[2].isdigit()]
-        for name in sorted(short or names):
-            yield name, host
-            if name == "libcuda.so.1":
-                yield "libcuda.so", host  # what programs that are linked without a SONAME request
+    for found in (driver_files.configuration, driver_files.programs, driver_files.storage_files):
+        for at, host in found(root):
+            yield _mount(host, at)
+    for at, host in driver_files.sockets(root):
+        yield _mount(host, at, "noexec")
 
 
 def _mount(host: str, container: str, *more: str) -> dict[str, Any]:

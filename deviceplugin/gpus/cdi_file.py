@@ -33,19 +33,16 @@ class CdiNotWritten(OSError):
 
 
 class CdiFile:
-    """Of one node. `described` is called in the event loop, at each write."""
+    """Of one node. `described` is called in the event loop, at each write; `document` and `stale` in the thread: the specification as decoded JSON, and whether
+    what it is made from has changed since."""
 
     def __init__(
-        self, folder: Path, root: cdi.DriverRoot, described: Described, *, write_s: float = WRITE_S,
-        write: Callable[[Path, Inventory, cdi.DriverRoot, Mapping[str, str]], bool] = cdi.write,
+        self, folder: Path, described: Described, document: Callable[[Inventory, Mapping[str, str]], Mapping[str, Any]],
+        stale: Callable[[], bool] = lambda: False, *, write_s: float = WRITE_S, write: Callable[[Path, Mapping[str, Any]], bool] = cdi.write,
     ) -> None:  # fmt: skip
-        self._path, self._root, self._described, self._write_s, self._write = (
-            folder / cdi.SPEC_FILE,
-            root,
-            described,
-            write_s,
-            write,
-        )
+        self._path = folder / cdi.SPEC_FILE
+        self._described, self._document, self._stale = described, document, stale
+        self._write_s, self._write = write_s, write
         self._disk = DiskThread("cdi")
         self._lock = Lock()
         self._inventory: Inventory | None = None
@@ -71,16 +68,19 @@ class CdiFile:
         await self._answered(write)
 
     async def restore(self) -> None:
-        """Write it if it is lost: a container that starts would not find its devices. Raises OSError."""
+        """Write it if it is lost, or made from what is no more: a container that starts would not find its devices. Raises OSError."""
         if self._inventory is None or self._inventory.access != "cdi":
             return
-        if not await self._answered(self._disk.begin(self._path.exists)):
+        if not await self._answered(self._disk.begin(self._holds)):
             await self.again()
+
+    def _holds(self) -> bool:
+        return self._path.exists() and not self._stale()
 
     def _write_wanted(self) -> None:
         with self._lock:
             wanted, self._wanted, self._next = self._wanted, None, None
-        if wanted is not None and self._write(self._path.parent, wanted[0], self._root, wanted[1]):
+        if wanted is not None and self._write(self._path.parent, self._document(*wanted)):
             log.info("CDI specification written", path=str(self._path))
 
     async def _answered(self, work: Future[T]) -> T:

@@ -89,8 +89,9 @@ class NodeGpus:
         self, offer: Offer, metrics: Metrics, driver: NvmlConnection, *, access: Literal["auto", "cdi", "nvidia"],
         unit_mib: int, health_s: float, probe_s: float, on_inventory: Callable[[Inventory], Awaitable[None]],
         try_out: Callable[[Inventory], Awaitable[None]], prepare: Callable[[Inventory], Awaitable[None]] | None = None, clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.time, placed: Callable[[Inventory], Inventory] = lambda one: one,
     ) -> None:  # fmt: skip
+        self._placed = placed
         self._offer, self._metrics, self._on_inventory = offer, metrics, on_inventory
         self._try_out, self._prepare, self._clock, self._now = try_out, prepare, clock, now
         self._driver, self.nvml = driver, driver.nvml
@@ -177,6 +178,7 @@ class NodeGpus:
                 probe, self.nvml, unit_mib=self._unit_mib, access=access, last=before or self._closed_before(withheld),
                 reopened=openings != self._openings, on_bus=on_bus, withheld=withheld,
             )  # fmt: skip
+            inventory = await asyncio.to_thread(self._placed, inventory)
             described = [gpu for gpu in inventory.gpus if gpu.healthy]
             self._late.probed(missing(described, on_bus) - withheld, self._clock())
             if await self._describe(inventory, known=before is not None):

@@ -19,7 +19,7 @@ from kube import paths
 from kube.cache import Cache
 from kube.client import Client
 from kube.errors import ApiError
-from kube.objects import Metadata, Node
+from kube.objects import Metadata, Node, NodeStatus
 from kube.patch import annotate, merge
 from vgpu.api.back_off import BackOff
 from vgpu.api.codec import inventory_to_json
@@ -37,7 +37,7 @@ log = structlog.get_logger("deviceplugin.gpus.publish")
 class Publisher:
     """Writes the annotations of one node. `beside`, `labels`: further annotations, and labels, as they should be now; None = it should not be there.
     `label_keys`: of the labels that `labels_seen` answers. `seen` is called with the node as it was before the first write, and as the watch shows it: of its
-    annotations, its inventory and its cordoned GPUs are kept."""
+    annotations, its inventory and its cordoned GPUs are kept, and the version of its container runtime."""
 
     def __init__(
         self,
@@ -142,7 +142,8 @@ class Publisher:
         }
         labels = {one: value for one, value in (meta.labels or {}).items() if one in self._label_keys}
         return Node(
-            Metadata(meta.name, "", meta.uid, meta.resource_version, labels=labels or None, annotations=kept or None)
+            Metadata(meta.name, "", meta.uid, meta.resource_version, labels=labels or None, annotations=kept or None),
+            status=NodeStatus(node_info=node.status.node_info),
         )
 
     async def publish(self) -> bool:

@@ -142,16 +142,6 @@ def size_of(path: AnyPath) -> int:
         return 0
 
 
-def resolve_inside(root: Path, path: Path) -> Path:
-    """`path` (below `root`) with its links followed as if `root` were `/`, as they are on the machine that the root came from."""
-    for _ in range(40):
-        if not path.is_symlink():
-            return path
-        target = path.readlink()
-        path = root / target.relative_to("/") if target.is_absolute() else path.parent / target
-    return path
-
-
 def temporary_path(path: AnyPath) -> str:
     """Where a writer of this file begins it."""
     folder, name = os.path.split(os.fspath(path))

@@ -58,12 +58,31 @@ class PodProcesses:
         self._seen = {uid: pid for uid, pid in self._seen.items() if uid in found}
         return frozenset(found)
 
-    def mounts(self, uids: Collection[str]) -> Iterator[tuple[str, str]]:
-        """(pod UID, text of mountinfo) of each process of these pods. Reads all of /proc."""
+    def mounts(self, uids: Collection[str]) -> Iterator[tuple[str, str, str]]:
+        """(pod UID, text of mountinfo, pid) of each process of these pods. Reads all of /proc."""
         depth = self._depth()
         for pid, content in self._naming(uids):
             if (uid := _pod(content, depth)) in uids:
-                yield uid, _text(self._proc / pid / "mountinfo")
+                yield uid, _text(self._proc / pid / "mountinfo"), pid
+
+    def has_device(self, pid: str, name: str) -> bool | None:
+        """Is there a file of this name in the process's own /dev? None: that cannot be seen, as without the right to trace it, or it is gone.
+
+        One name is looked up, in a folder that is no link: what else the container put there costs nothing.
+        """
+        opened: list[int] = []
+        try:
+            opened.append(os.open(self._proc / pid / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            opened.append(os.open("dev", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=opened[0]))
+            os.stat(name, dir_fd=opened[1], follow_symlinks=False)
+        except FileNotFoundError:
+            return False if len(opened) == 2 and self._lives(pid) else None
+        except OSError:
+            return None
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+        return True
 
     def _naming(self, uids: Collection[str]) -> Iterator[tuple[str, bytes]]:
         """(number, cgroup) of each process whose cgroup names any of these pods."""

@@ -72,6 +72,8 @@ class _InventoryFields(msgspec.Struct, rename={"gpus": "cards"}):
     driver: str = ""
     orphans: tuple[Orphan, ...] = ()
     cuda: str = ""
+    driver_root: str = ""
+    driver_place: str = ""
 
 
 class _InventoryDocument(msgspec.Struct):
@@ -116,7 +118,7 @@ def inventory_to_json(inventory: Inventory) -> str:
         for instance in gpu["instances"]:
             if instance["start"] < 0:  # likewise
                 del instance["start"]
-    for later in ("orphans", "cuda"):
+    for later in ("orphans", "cuda", "driver_root", "driver_place"):
         if not document["inventory"][later]:  # likewise
             del document["inventory"][later]
     for gpu in (gpu for orphan in document["inventory"].get("orphans", ()) for gpu in orphan["held"]):
@@ -132,7 +134,14 @@ def _fields(inventory: Inventory) -> _InventoryFields:
         plain = {one.name: getattr(gpu, one.name) for one in fields(Gpu)}
         gpus.append(_GpuFields(**plain | {"healthy": gpu.healthy and not fit}, fit=fit))
     return _InventoryFields(
-        tuple(gpus), inventory.unit_mib, inventory.access, inventory.driver, inventory.orphans, inventory.cuda
+        tuple(gpus),
+        inventory.unit_mib,
+        inventory.access,
+        inventory.driver,
+        inventory.orphans,
+        inventory.cuda,
+        inventory.driver_root,
+        inventory.driver_place,
     )
 
 
@@ -141,7 +150,9 @@ def inventory_from_json(text: str) -> Inventory:
     document: _InventoryDocument = _decode(text, _InventoryDocument, "inventory")
     read = document.inventory
     gpus = tuple(one.gpu() for one in read.gpus)
-    inventory = Inventory(gpus, read.unit_mib, read.access, read.driver, read.orphans, read.cuda)
+    inventory = Inventory(
+        gpus, read.unit_mib, read.access, read.driver, read.orphans, read.cuda, read.driver_root, read.driver_place
+    )
     units = tuple(MEMORY_UNITS_MIB.values())
     if inventory.unit_mib not in units:
         known = ", ".join(str(unit) for unit in units)

@@ -218,6 +218,10 @@ class Inventory:
     """By UID. A reader of an earlier version passes over them."""
     cuda: str = ""
     """Newest CUDA version that the driver supports, as `13.0`."""
+    driver_root: str = ""
+    """The driver's root on the node; empty where NVIDIA's container runtime brings its files. A reader of an earlier version passes over it."""
+    driver_place: str = ""
+    """Which platform has it there, and why this place was taken, for people."""
 
     def gpu(self, uuid: str) -> Gpu | None:
         """The GPU with this UUID, or the GPU that carries this MIG instance or MIG slot."""

@@ -19,6 +19,7 @@ class Missing(StrEnum):
     NVML_SOCKET = "the arbiter cannot query NVML: {}"
     PROBE = "NVML was not queried yet"
     PODS = "the pods of this node are not known yet"
+    CDI = "containers get no devices: {}"
     OWNERS = "GPUs are not offered: {}"
     INVENTORY = "the inventory is not published: {}"
     KUBELET = "the kubelet does not watch our resources yet"
@@ -57,6 +58,9 @@ TABLE: Final[Mapping[Missing, MissingText]] = {
     ),
     Missing.PROBE: MissingText(_PLUGIN, "Nothing: without persistence mode the driver takes tens of seconds to start."),
     Missing.PODS: MissingText(_PLUGIN, "Check that the node reaches the API server."),
+    Missing.CDI: MissingText(
+        _PLUGIN, "Switch CDI on in the container runtime, then start a pod with a share: docs/operations/cdi.md."
+    ),
     Missing.OWNERS: MissingText(
         _PLUGIN,
         "Check that the kubelet's pod resources socket is there, and that the plugin may list and watch resourceslices: docs/operations/beside-nvidia.md.",

@@ -118,6 +118,7 @@ def test_no_other_pod_mounts_the_pool_and_the_arbiter_reads_the_sockets_folder_a
         "/var/lib/tangram/plugin": True,
         "/pool": False,
         "/driver-root": True,
+        "/run/nvidia": True,
     }
 
 

@@ -15,6 +15,7 @@ from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.settings import DevicePluginSettings
 from tests.contract.chart.rendering import CHART, Helm, Objects, Refused, env
 from tests.contract.chart.rights import assert_confined
+from vgpu.api.driver_places import OPERATOR_ROOT
 from vgpu.gputime.trial_verdict import FILE
 
 
@@ -141,6 +142,24 @@ def test_the_root_of_the_host_is_a_driver_root_too(helm: Helm) -> None:
     spec = helm.objects({"driver": {"root": "/"}}).one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
     host = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
     assert host["driver-root"] == "/"
+
+
+def test_a_driver_container_that_mounts_its_root_later_is_seen_where_the_root_is_the_hosts(helm: Helm) -> None:
+    for name, of in (("plugin", "tangram-node"), ("pool", "tangram-pool")):
+        for root, seen in (("/", True), ("/run/nvidia/driver", False), ("/usr/local/nvidia", False)):
+            objects = helm.objects({"driver": {"root": root}, "burst": {"enabled": True, "hostPool": "64Gi"}})
+            spec = objects.one("DaemonSet", of)["spec"]["template"]["spec"]
+            host = {volume["name"]: volume["hostPath"] for volume in spec["volumes"] if "hostPath" in volume}
+            found = [one for one in objects.container(name)["volumeMounts"] if one["name"] == "driver-run"]
+            assert ("driver-run" in host, bool(found)) == (seen, seen)
+            if seen:
+                assert host["driver-run"] == {
+                    "path": f"/{OPERATOR_ROOT.rpartition('/')[0]}",
+                    "type": "DirectoryOrCreate",
+                }
+                assert found[0] == {
+                    "name": "driver-run", "mountPath": "/run/nvidia", "readOnly": True, "mountPropagation": "HostToContainer",
+                }  # fmt: skip
 
 
 def test_in_mode_nvidia_the_runtime_brings_the_driver(nvidia: Objects) -> None:

@@ -120,12 +120,13 @@ class PluginNode:
         await self._reader
         self.process = None
 
-    async def logged(self, event: str, **fields: Any) -> dict[str, Any]:
-        """The first line with this event and these fields, now or later."""
+    async def logged(self, event: str, *, error_has: str = "", **fields: Any) -> dict[str, Any]:
+        """The first line with this event and these fields, and with this in its error, now or later."""
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 for line in self.log:
-                    if line["event"] == event and fields.items() <= line.items():
+                    said = error_has in str(line.get("error", ""))
+                    if said and line["event"] == event and fields.items() <= line.items():
                         return line
                 self._logged.clear()
                 await self._logged.wait()

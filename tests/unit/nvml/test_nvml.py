@@ -16,7 +16,7 @@ from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.gpu_facts import profile_gb
 from nvml.inventory import probe
-from nvml.library import LIBRARY_FOLDERS, library_folder, load
+from nvml.library import library_folder, load
 from nvml.messages import (
     Busy,
     CountReply,
@@ -36,6 +36,7 @@ from nvml.supervisor import NvmlSupervisor
 from nvml.usage import busy
 from tests.fake import FakeDriver, fake_driver
 from tests.older import without
+from vgpu.api.driver_places import LIBRARY_FOLDERS
 from vgpu.api.inventory import Gpu, Inventory
 
 __all__ = ["fake_driver"]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.gpus.cdi import SPEC_FILE, DriverRoot, capability_minor, mig_minors, spec, write
-from deviceplugin.grants.atomic_file import resolve_inside
+from deviceplugin.gpus import driver_files
+from deviceplugin.gpus.cdi import SPEC_FILE, capability_minor, mig_minors, spec, write
+from deviceplugin.gpus.driver_paths import DriverRoot
 from tests.unit.deviceplugin.builders import inventory, uuid
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
 
@@ -120,17 +121,109 @@ def test_an_empty_root_makes_a_specification_with_devices_only(tmp_path: Path) -
 
 def test_the_specification_is_written_when_it_changed_and_only_then(tmp_path: Path) -> None:
     root, folder = driver_root(tmp_path / "root"), tmp_path / "cdi"
-    assert write(folder, inventory(1), root)
-    assert not write(folder, inventory(1), root)
-    assert write(folder, inventory(2), root)
+    assert write(folder, spec(inventory(1), root))
+    assert not write(folder, spec(inventory(1), root))
+    assert write(folder, spec(inventory(2), root))
     assert len(json.loads((folder / SPEC_FILE).read_text())["devices"]) == 2
     assert [path.name for path in folder.iterdir()] == [SPEC_FILE]
 
 
-def test_absolute_links_are_followed_inside_the_root(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real/file").touch()
-    (tmp_path / "link").symlink_to("/real/file")
-    (tmp_path / "loop").symlink_to("loop")
-    assert resolve_inside(tmp_path, tmp_path / "link") == tmp_path / "real/file"
-    assert resolve_inside(tmp_path, tmp_path / "loop").name == "loop"
+def test_a_driver_below_the_hosts_root_is_described_with_the_hosts_paths(tmp_path: Path) -> None:
+    """As on GKE: the plugin sees the node's / at a folder of its own."""
+    libraries = tmp_path / "home/kubernetes/bin/nvidia/lib64"
+    libraries.mkdir(parents=True)
+    for name in ("libnvidia-ml", "libcuda"):
+        (libraries / f"{name}.so.580.65.06").touch()
+        (libraries / f"{name}.so.1").symlink_to(f"{name}.so.580.65.06")
+    (libraries.parent / "bin").mkdir()
+    (libraries.parent / "bin/nvidia-smi").touch()
+    root = DriverRoot.below(tmp_path, Path("/"))
+    assert root.host == Path("/home/kubernetes/bin/nvidia")
+    found = mounts(spec(inventory(1), root))
+    assert found["/usr/lib64/libcuda.so.1"] == "/home/kubernetes/bin/nvidia/lib64/libcuda.so.580.65.06"
+    assert found["/usr/bin/nvidia-smi"] == "/home/kubernetes/bin/nvidia/bin/nvidia-smi"
+
+
+def test_a_folder_without_a_driver_is_its_own_root(tmp_path: Path) -> None:
+    assert DriverRoot.below(tmp_path, Path("/opt")) == DriverRoot(tmp_path, Path("/opt"))
+
+
+def a_whole_driver(node: Path) -> DriverRoot:
+    """What a driver has beside compute, and devices of storage and of a second kind of link between nodes."""
+    libraries = node / "usr/lib/x86_64-linux-gnu"
+    (libraries / "vdpau").mkdir(parents=True)
+    versioned = (
+        "libnvidia-ml",
+        "libcuda",
+        "libGLX_nvidia",
+        "libEGL_nvidia",
+        "libnvoptix",
+        "libnvidia-rtcore",
+        "libnvidia-glcore",
+    )
+    for name in versioned:
+        (libraries / f"{name}.so.580.65.06").touch()
+    for name, link in (
+        ("libnvidia-ml", "1"),
+        ("libcuda", "1"),
+        ("libGLX_nvidia", "0"),
+        ("libEGL_nvidia", "0"),
+        ("libnvoptix", "1"),
+    ):
+        (libraries / f"{name}.so.{link}").symlink_to(f"{name}.so.580.65.06")
+    (libraries / "vdpau/libvdpau_nvidia.so.580.65.06").touch()
+    (libraries / "libnvidia-egl-gbm.so.1.1.2").touch()
+    (libraries / "libnvidia-egl-gbm.so.1").symlink_to("libnvidia-egl-gbm.so.1.1.2")
+    (libraries / "libnvidia-container.so.1.17.8").touch()
+    (libraries / "libnvidia-glcore.so.570.1.2").touch()
+    files = ("usr/share/glvnd/egl_vendor.d/10_nvidia.json", "usr/share/nvidia/nvoptix.bin", "etc/vulkan/icd.d/nvidia_icd.json", "etc/OpenCL/vendors/nvidia.icd",
+             "usr/bin/nvidia-smi", "run/nvidia-fabricmanager/socket", "etc/cufile.json", "run/udev/data")  # fmt: skip
+    for name in files:
+        (node / name).parent.mkdir(parents=True, exist_ok=True)
+        (node / name).touch()
+    for name in ("nvidiactl", "nvidia-uvm", "nvidia-modeset", "nvidia0", "nvidia-fs0", "nvidia-fs1", "nvidia-fsx", "dri/renderD128", "nvidia-caps-imex-channels/channel0",
+                 "nvidia-caps-imex-channels/channel7"):  # fmt: skip
+        (node / "dev" / name).parent.mkdir(parents=True, exist_ok=True)
+        (node / "dev" / name).touch()
+    return DriverRoot.below(node, Path("/"))
+
+
+def test_graphics_optix_storage_and_imex_come_along_where_they_are(tmp_path: Path) -> None:
+    made = spec(inventory(1), a_whole_driver(tmp_path))
+    assert [node["path"] for node in made["containerEdits"]["deviceNodes"]] == [
+        "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset", "/dev/nvidia-caps-imex-channels/channel0", "/dev/nvidia-fs0", "/dev/nvidia-fs1",
+    ]  # fmt: skip
+    found = mounts(made)
+    host = "/usr/lib/x86_64-linux-gnu"
+    assert {at.removeprefix("/usr/lib64/"): of for at, of in found.items() if at.startswith("/usr/lib64/")} == {
+        "libcuda.so": f"{host}/libcuda.so.580.65.06", "libcuda.so.1": f"{host}/libcuda.so.580.65.06",
+        "libnvidia-ml.so": f"{host}/libnvidia-ml.so.580.65.06", "libnvidia-ml.so.1": f"{host}/libnvidia-ml.so.580.65.06",
+        "libGLX_nvidia.so.0": f"{host}/libGLX_nvidia.so.580.65.06", "libGLX_indirect.so.0": f"{host}/libGLX_nvidia.so.580.65.06",
+        "libEGL_nvidia.so.0": f"{host}/libEGL_nvidia.so.580.65.06", "libnvoptix.so.1": f"{host}/libnvoptix.so.580.65.06",
+        "libnvidia-rtcore.so.580.65.06": f"{host}/libnvidia-rtcore.so.580.65.06", "libnvidia-glcore.so.580.65.06": f"{host}/libnvidia-glcore.so.580.65.06",
+        "libvdpau_nvidia.so.580.65.06": f"{host}/vdpau/libvdpau_nvidia.so.580.65.06", "libnvidia-egl-gbm.so.1": f"{host}/libnvidia-egl-gbm.so.1.1.2",
+    }  # fmt: skip
+    assert {at: of for at, of in found.items() if "/lib" not in at} == {
+        "/usr/share/glvnd/egl_vendor.d/10_nvidia.json": "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+        "/usr/share/nvidia/nvoptix.bin": "/usr/share/nvidia/nvoptix.bin", "/etc/vulkan/icd.d/nvidia_icd.json": "/etc/vulkan/icd.d/nvidia_icd.json",
+        "/etc/OpenCL/vendors/nvidia.icd": "/etc/OpenCL/vendors/nvidia.icd", "/usr/bin/nvidia-smi": "/usr/bin/nvidia-smi", "/run/udev": "/run/udev",
+        "/etc/cufile.json": "/etc/cufile.json", "/run/nvidia-fabricmanager/socket": "/run/nvidia-fabricmanager/socket",
+    }  # fmt: skip
+
+
+def test_without_devices_of_storage_its_files_stay_away(tmp_path: Path) -> None:
+    root = a_whole_driver(tmp_path)
+    for name in ("nvidia-fs0", "nvidia-fs1"):
+        (tmp_path / "dev" / name).unlink()
+    assert {"/run/udev", "/etc/cufile.json"}.isdisjoint(mounts(spec(inventory(1), root)))
+
+
+def test_a_gpu_has_its_own_node_for_rendering_and_no_other(tmp_path: Path) -> None:
+    root = a_whole_driver(tmp_path)
+    for address, names in (("0000:17:00.0", ("card1", "renderD128", "renderD129")), ("0000:18:00.0", ("renderD130",))):
+        for name in names:
+            (tmp_path / "pci" / address / "drm" / name).mkdir(parents=True)
+    assert driver_files.render_nodes(root, "0000:17:00.0", tmp_path / "pci") == ["dri/renderD128"]
+    assert driver_files.drm_nodes("0000:17:00.0", tmp_path / "pci") == ["dri/card1", "dri/renderD128", "dri/renderD129"]
+    assert driver_files.render_nodes(root, "", tmp_path / "pci") == []
+    assert driver_files.render_nodes(root, "0000:19:00.0", tmp_path / "pci") == []

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.gpus.cdi import SPEC_FILE, DriverRoot
+from deviceplugin.gpus.cdi import SPEC_FILE
 from deviceplugin.gpus.cdi_file import CdiFile, CdiNotWritten
 from tests.unit.deviceplugin.builders import inventory
 from vgpu.api.inventory import Inventory
@@ -22,8 +22,12 @@ from vgpu.api.inventory import Inventory
 LATE_S = 0.05
 
 
+def document(of: Inventory, aliases: Mapping[str, str]) -> dict[str, Any]:
+    return {"devices": [{"name": gpu.uuid} for gpu in of.gpus] + [{"name": name} for name in aliases]}
+
+
 def file_of(folder: Path, **more: Any) -> CdiFile:
-    return CdiFile(folder, DriverRoot(Path("/nowhere"), Path("/")), lambda one: (one, {}), **more)
+    return CdiFile(folder, lambda one: (one, {}), document, **more)
 
 
 def devices(folder: Path) -> list[str]:
@@ -52,12 +56,12 @@ class SlowDisk:
     at_once: int = 0
     most_at_once: int = 0
 
-    def write(self, _: Path, what: Inventory, __: DriverRoot, ___: Mapping[str, str]) -> bool:
+    def write(self, _: Path, what: Mapping[str, Any]) -> bool:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         self.begun.set()
         assert self.answers.wait(20)
-        self.written.append(len(what.gpus))
+        self.written.append(len(what["devices"]))
         self.at_once -= 1
         return True
 
@@ -131,6 +135,23 @@ def test_the_description_is_made_when_the_write_is_requested(tmp_path: Path) -> 
         seen.append(threading.get_ident())
         return one, {}
 
-    file = CdiFile(tmp_path, DriverRoot(Path("/nowhere"), Path("/")), described)
+    file = CdiFile(tmp_path, described, document)
     asyncio.run(file.write(inventory(1)))
     assert seen == [threading.get_ident()]
+
+
+async def test_a_start_has_it_written_again_if_what_it_is_made_from_has_changed(tmp_path: Path) -> None:
+    changed: list[bool] = [False]
+    made: list[str] = []
+
+    def numbered(of: Inventory, _: Mapping[str, str]) -> dict[str, Any]:
+        made.append(of.gpus[0].uuid)
+        return {"number": len(made)}
+
+    file = CdiFile(tmp_path, lambda one: (one, {}), numbered, lambda: changed[0])
+    await file.write(inventory(1))
+    await file.restore()
+    assert json.loads((tmp_path / SPEC_FILE).read_text()) == {"number": 1}
+    changed[0] = True
+    await file.restore()
+    assert json.loads((tmp_path / SPEC_FILE).read_text()) == {"number": 2}

@@ -25,6 +25,8 @@ class NodeWithMounts:
 
     def __init__(self, *looks: list[tuple[str, str]]) -> None:
         self.looks, self.looked, self.reported, self.now = list(looks), 0, list[tuple[str, str, str]](), 0.0
+        self.devices: list[bool | None] = [None]
+        self.seen = list[tuple[str, str, bool]]()
 
     def pod(self, uid: str) -> Pod | None:
         return Pod(Metadata(name="a", uid=uid)) if uid == UID else None
@@ -32,12 +34,21 @@ class NodeWithMounts:
     def records(self) -> dict[str, Record]:
         return {KEY: Record((), UID, "default", "a", "main", (), 0.0)}
 
-    def mounts(self, uids: Collection[str]) -> Iterator[tuple[str, str]]:
+    def mounts(self, uids: Collection[str]) -> Iterator[tuple[str, str, str]]:
         assert set(uids) == {UID}
         seen = self.looks[min(self.looked, len(self.looks) - 1)]
         self.looked += 1
         self.now += 1.0
-        yield from seen
+        yield from ((uid, mountinfo, str(at)) for at, (uid, mountinfo) in enumerate(seen))
+
+    def has_device(self, pid: str, name: str) -> bool | None:
+        """By the number of the look; the last one stays."""
+        assert (pid, name) == ("0", "nvidiactl")
+        return self.devices[min(self.looked, len(self.devices)) - 1]
+
+    def device_seen(self, pod: Pod | None, container: str, *, has_devices: bool) -> None:
+        assert pod is not None
+        self.seen.append((pod.uid, container, has_devices))
 
     def report(self, pod: Pod, container: str, note: str) -> None:
         self.reported.append((pod.uid, container, note))
@@ -46,7 +57,9 @@ class NodeWithMounts:
 async def looked(node: NodeWithMounts, monkeypatch: pytest.MonkeyPatch) -> NodeWithMounts:
     """Until it has looked as long as it wants."""
     monkeypatch.setattr(mounted, "CHECK_S", 0.0)
-    looking = MountCheck(node, node, node, node.report, clock=lambda: node.now)
+    looking = MountCheck(
+        node, node, node, node.report, clock=lambda: node.now, device="nvidiactl", device_seen=node.device_seen
+    )
     looking.starting([KEY, "a directory without a record"])
     task = asyncio.create_task(looking.run())
     async with asyncio.timeout(30):
@@ -96,3 +109,40 @@ async def test_a_container_that_is_gone_early_is_reported_if_it_was_seen_twice(
     """The arbiter may have killed it."""
     node = await looked(NodeWithMounts(*[[(UID, mount("/shared"))]] * looks, []), monkeypatch)
     assert len(node.reported) == reported
+
+
+async def test_a_container_with_its_grant_and_its_device_is_reported_as_such_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = NodeWithMounts([(UID, mount("/.tangram"))])
+    node.devices = [True]
+    await looked(node, monkeypatch)
+    assert (node.seen, node.looked) == ([(UID, "main", True)], 1)
+
+
+async def test_a_container_without_its_device_is_reported_after_some_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = NodeWithMounts([(UID, mount("/.tangram"))])
+    node.devices = [False]
+    await looked(node, monkeypatch)
+    assert (node.seen, node.looked, node.reported) == ([(UID, "main", False)], CHECKS, [])
+
+
+async def test_a_device_that_comes_between_two_looks_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = NodeWithMounts([(UID, mount("/.tangram"))])
+    node.devices = [False, False, True]
+    await looked(node, monkeypatch)
+    assert node.seen == [(UID, "main", True)]
+
+
+async def test_a_container_whose_devices_cannot_be_seen_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = NodeWithMounts([(UID, mount("/.tangram"))])
+    await looked(node, monkeypatch)
+    assert (node.seen, node.looked) == ([], 1)
+
+
+async def test_of_a_container_whose_grant_is_misplaced_no_device_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = NodeWithMounts([(UID, mount("/shared"))])
+    node.devices = [False]
+    await looked(node, monkeypatch)
+    assert node.seen == []
+    assert len(node.reported) == 1

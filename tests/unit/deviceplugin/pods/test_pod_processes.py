@@ -111,7 +111,7 @@ def test_on_a_node_that_runs_inside_a_pod_the_nodes_own_pods_live(proc: FakeProc
     proc.add(11, f"{cgroup(A)}/kubelet{cgroup(B)}/pod{C}")
     (proc.folder / "10/mountinfo").write_text("mounts of 10\n")
     assert PodProcesses(proc.folder).living([A, B, C]) == {B}
-    assert (B, "mounts of 10\n") in list(PodProcesses(proc.folder).mounts({A, B, C}))
+    assert (B, "mounts of 10\n", "10") in list(PodProcesses(proc.folder).mounts({A, B, C}))
 
 
 def test_a_process_that_ends_while_it_is_read_is_no_error(proc: FakeProc) -> None:
@@ -141,7 +141,7 @@ def test_the_mounts_of_a_pods_processes_are_read(proc: FakeProc) -> None:
         (proc.folder / str(pid) / "mountinfo").write_text(f"mounts of {pid}\n")
     proc.end(13)
     looking = PodProcesses(proc.folder)
-    assert sorted(looking.mounts({A})) == [(A, "mounts of 10\n"), (A, "mounts of 12\n")]
+    assert sorted(looking.mounts({A})) == [(A, "mounts of 10\n", "10"), (A, "mounts of 12\n", "12")]
     assert list(looking.mounts(set())) == []
 
 
@@ -165,3 +165,41 @@ def test_a_pod_is_found_by_any_name_that_its_cgroup_may_have(proc: FakeProc, uid
     proc.add(10, form.format(uid, uid.replace("-", "_")))
     looking = PodProcesses(proc.folder)
     assert looking.living([uid]) == {place_of(f"0::{form.format(uid, uid.replace('-', '_'))}").pod} - {""}
+
+
+def dev_of(proc: FakeProc, pid: int, *names: str) -> Path:
+    """The /dev of a process, which has these files."""
+    dev = proc.folder / str(pid) / "root/dev"
+    dev.mkdir(parents=True)
+    for name in names:
+        (dev / name).touch()
+    return dev
+
+
+def test_a_device_is_found_in_the_dev_of_the_process_itself(proc: FakeProc) -> None:
+    for pid in (10, 11):
+        proc.add(pid, cgroup(A))
+    dev_of(proc, 10, "nvidiactl", "nvidia0")
+    dev_of(proc, 11, "null")
+    looking = PodProcesses(proc.folder)
+    assert looking.has_device("10", "nvidiactl") is True
+    assert looking.has_device("11", "nvidiactl") is False
+
+
+def test_a_link_is_not_followed_out_of_a_container(proc: FakeProc, tmp_path: Path) -> None:
+    """A container chooses what its /dev is. It must not have us look at the node's."""
+    proc.add(10, cgroup(A))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "nvidiactl").touch()
+    (proc.folder / "10/root").mkdir()
+    (proc.folder / "10/root/dev").symlink_to(elsewhere)
+    assert PodProcesses(proc.folder).has_device("10", "nvidiactl") is None
+
+
+def test_nothing_is_known_of_a_process_that_has_ended_or_is_gone(proc: FakeProc) -> None:
+    proc.add(10, cgroup(A), "Z")
+    dev_of(proc, 10)
+    looking = PodProcesses(proc.folder)
+    assert looking.has_device("10", "nvidiactl") is None
+    assert looking.has_device("11", "nvidiactl") is None

@@ -65,6 +65,14 @@ gpus = st.lists(assigned_gpus, max_size=4, unique_by=lambda gpu: gpu.uuid).map(t
 
 def test_the_three_documents_come_back_as_they_went() -> None:
     assert inventory_from_json(inventory_to_json(NODE)) == NODE
+
+
+def test_where_the_driver_is_comes_along_and_is_left_out_where_nobody_looked() -> None:
+    placed = replace(
+        NODE, driver_root="/run/nvidia/driver", driver_place="GPU Operator: it is the only place with a driver"
+    )
+    assert inventory_from_json(inventory_to_json(placed)) == placed
+    assert "driver_" not in inventory_to_json(NODE)
     assert assignment_from_json(assignment_to_json(POD)) == POD
     assert list(assignment_from_json(assignment_to_json(POD)).containers) == ["init", "main"]
     assert grant_from_text(grant_to_text(GRANT)) == GRANT
