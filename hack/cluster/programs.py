@@ -71,13 +71,17 @@ KWOK: Final = Module("kwok", ("sigs.k8s.io/kwok/cmd/kwok",))
 KIND: Final = Module("kind", ("sigs.k8s.io/kind",))
 POD_REQUESTS: Final = Module("podrequests")
 """No program of a cluster: the requests of pods as Kubernetes itself counts them, for a test to compare with."""
+ACTIONLINT: Final = Module("actionlint", ("github.com/rhysd/actionlint/cmd/actionlint",))
+"""Checks the workflows of .github/."""
+COSIGN: Final = Module("cosign", ("github.com/sigstore/cosign/v3/cmd/cosign",))
+"""Signs what is released. Two and a half minutes on two cores from nothing, so a release builds it and no test."""
 
 CLUSTER: Final = (KUBERNETES, ETCD, CONTAINERD, PAUSE, TOOLKIT, HELM)
 """What `up` needs, the longest build first."""
 
 
-ALL: Final = (*CLUSTER, KWOK, KIND, POD_REQUESTS)
-"""With what only some want: simulated nodes by the thousand, clusters in Docker, a program that a test compares with."""
+ALL: Final = (*CLUSTER, KWOK, KIND, POD_REQUESTS, ACTIONLINT, COSIGN)
+"""With what only some want: simulated nodes by the thousand, clusters in Docker, programs of tests and of a release."""
 
 
 def kubernetes_version() -> str:
