@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from hack.cluster.caller import make_folder
 from hack.cluster.console import Steps
@@ -79,23 +79,33 @@ def wheel(scratch: Path) -> dict[str, str]:
 
 
 def image(scratch: Path) -> dict[str, str]:
-    """Digest of the image's manifest, which names the digests of its layers. Docker is not used: this is about one base."""
+    """Digests of the image's manifest and, to see where a difference is, of its layers. Docker is not used: this is about one base."""
     builder = Buildah(cache_folder() / "images")
     builder.make_base(Steps())
     archive, objects = scratch / "image.tar", scratch / "objects"
     make_folder(objects)
     builder.build(TANGRAM, archive, objects)
-    return {TANGRAM.target: manifest_digest(archive)}
+    return digests(archive)
 
 
-def manifest_digest(archive: Path) -> str:
-    """`sha256:...` of the one image in an OCI archive."""
+def digests(archive: Path) -> dict[str, str]:
+    """`sha256:...` of the manifest, the config and each layer of the one image in an OCI archive."""
     with tarfile.open(archive) as tar:
-        index = tar.extractfile("index.json")
-        if index is None:
-            raise LookupError(f"{archive}: no index.json: not an OCI archive")
-        (manifest,) = json.load(index)["manifests"]
-    return str(manifest["digest"])
+        (described,) = _json(tar, archive, "index.json")["manifests"]
+        digest = str(described["digest"])
+        manifest = _json(tar, archive, "blobs/" + digest.replace(":", "/"))
+    layers = {f"layer {number}": str(layer["digest"]) for number, layer in enumerate(manifest["layers"])}
+    return {"manifest": digest, "config": str(manifest["config"]["digest"]), **layers}
+
+
+def _json(tar: tarfile.TarFile, archive: Path, name: str) -> Any:
+    try:
+        content = tar.extractfile(name)
+    except KeyError:
+        content = None
+    if content is None:
+        raise LookupError(f"{archive}: no {name}: not an OCI archive")
+    return json.load(content)
 
 
 PARTS: Final[Mapping[str, Callable[[Path], dict[str, str]]]] = {"library": library, "wheel": wheel, "image": image}
@@ -112,6 +122,11 @@ def compare(part: str) -> list[str]:
         return [f"{part}: nothing was built"]
     for name, digest in first.items():
         print(f"{part}: {name} {digest}")
+    return differences(part, first, second)
+
+
+def differences(part: str, first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
+    """Sentences about what two builds do not have in common."""
     return [
         f"{part}: {name} is {first.get(name)} at first and {second.get(name)} the second time"
         for name in sorted(first.keys() | second.keys())

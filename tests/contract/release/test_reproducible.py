@@ -42,9 +42,14 @@ def test_a_build_of_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
     assert reproducible.compare("library") == ["library: nothing was built"]
 
 
-def test_the_digest_is_the_manifests(tmp_path: Path) -> None:
-    digest = archive(tmp_path / "image.tar", [{"a": "b"}])
-    assert reproducible.manifest_digest(tmp_path / "image.tar") == digest
+def test_an_image_is_compared_by_manifest_config_and_layers(tmp_path: Path) -> None:
+    names = [tmp_path / name for name in ("a.tar", "b.tar")]
+    digest = archive(names[0], [{"a": "b"}, {"c": "d"}])
+    archive(names[1], [{"a": "b"}, {"c": "e"}])
+    first, second = map(reproducible.digests, names)
+    assert first["manifest"] == digest
+    different = [sentence.split()[1:3] for sentence in reproducible.differences("image", first, second)]
+    assert different == [["layer", "1"], ["manifest", "is"]]
 
 
 def test_python_in_the_image_is_compiled_in_one_order_and_by_content() -> None:
