@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
-from hack.release import reproducible, sbom, signature, version
+from hack.images.catalogue import ROOT
+from hack.release import krew, man, notes, reproducible, sbom, signature, version
 from hack.release.contents import BadArchive
 
 
@@ -30,7 +32,40 @@ def _parser() -> argparse.ArgumentParser:
         "sign-trial", help="sign files with a throw-away key and no transparency log, and verify"
     )
     trial.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    same = commands.add_parser(
+        "digest", help="print the digest of an image, and exit 1 if a second archive has another one"
+    )
+    same.add_argument("archives", nargs="+", type=Path, metavar="ARCHIVE")
+    pin = commands.add_parser("pin", help="write the image's digest into the chart's values")
+    pin.add_argument("digest")
+    for name, text in (("krew", "krew's manifest and archive"), ("man", "the man page and the completion scripts")):
+        commands.add_parser(name, help=f"write {text}").add_argument("folder", type=Path)
+    commands.add_parser("notes", help="print the changelog's section of a version").add_argument(
+        "wanted", metavar="VERSION"
+    )
     return parser
+
+
+def _digest(archives: list[Path]) -> list[str]:
+    first, *others = [reproducible.digests(path) for path in archives]
+    print(first["manifest"])
+    return [line for other in others for line in reproducible.differences("image", first, other)]
+
+
+def _krew(folder: Path) -> None:
+    packed = krew.archive()
+    (folder / krew.file_name()).write_bytes(packed)
+    (folder / "krew-tangram.yaml").write_text(krew.manifest(packed))
+
+
+def _man(folder: Path) -> None:
+    """Dated by SOURCE_DATE_EPOCH, so that a second build gives the same page."""
+    from tangramctl.completion import SHELLS, script
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{man.NAME}.1").write_text(man.page(int(os.environ.get("SOURCE_DATE_EPOCH", "0"))))
+    for shell in SHELLS:
+        (folder / f"{man.NAME}.{shell}").write_text(script(shell) + "\n")
 
 
 def _reproducible(parts: list[str]) -> list[str]:
@@ -63,7 +98,18 @@ def main() -> int:
                 wrong = _version(arguments.wanted, arguments.tag, check=arguments.check)
             case "sign-trial":
                 wrong = signature.trial(arguments.files)
-    except (BadArchive, OSError, RuntimeError, ValueError) as error:
+            case "digest":
+                wrong = _digest(arguments.archives)
+            case "pin":
+                values = ROOT / "deploy/helm/tangram/values.yaml"
+                values.write_text(notes.pinned(arguments.digest, values.read_text()))
+            case "krew":
+                _krew(arguments.folder)
+            case "man":
+                _man(arguments.folder)
+            case "notes":
+                print(notes.notes(arguments.wanted, notes.changelog()), end="")
+    except (BadArchive, LookupError, OSError, RuntimeError, ValueError) as error:
         wrong = [str(error)]
     for line in wrong:
         print(f"release: {line}", file=sys.stderr)

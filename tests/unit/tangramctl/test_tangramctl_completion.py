@@ -18,7 +18,12 @@ def called(module: str, function: str, *argv: str, **environment: str) -> subpro
     code = CALL.format(module=module, function=function, argv=list(argv))
     kept = {name: value for name, value in os.environ.items() if name in {"PATH", "PYTHONPATH", "HOME"}}
     return subprocess.run(
-        [sys.executable, "-c", code], env={**kept, **environment}, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
@@ -58,7 +63,7 @@ def test_a_script_calls_the_program_and_is_named_after_it(shell: str) -> None:
 
 def test_bash_completes_by_its_script(tmp_path: Path) -> None:
     program = tmp_path / "tangramctl"
-    program.write_text(f"#!/bin/sh\nexec {sys.executable} -m tangramctl \"$@\"\n")
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tangramctl "$@"\n')
     program.chmod(0o755)
     asked = f'{script("bash")}\nCOMP_WORDS=(tangramctl run --cl) COMP_CWORD=2\n_tangramctl_completion {program}\necho "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=60, check=False)
