@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from typing import Final
@@ -31,26 +31,30 @@ def completing() -> bool:
 
 def script(shell: str) -> str:
     """What to put in a file that the shell reads. `shell` is one of SHELLS."""
-    from typer.completion import get_completion_script
-
-    return get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell)
+    return _printed({VARIABLE: f"source_{shell}"}).strip()
 
 
 def answers(words: Sequence[str]) -> list[str]:
     """Completions of the last word, each with a tab and its description where it has one. `words` come after the program's name."""
+    *before, last = words or [""]
+    typed = " ".join([PROGRAM, *map(shlex.quote, before), shlex.quote(last) if last else ""])
+    asked = {VARIABLE: "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": typed}
+    return [line for line in _printed(asked).splitlines() if line]
+
+
+def _printed(variables: Mapping[str, str]) -> str:
+    """What the parser prints in a call by a script, which it knows by variables of the environment."""
     from tangramctl.__main__ import app
 
-    *before, last = words or [""]
-    os.environ |= {
-        VARIABLE: "complete_fish",
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-        "_TYPER_COMPLETE_ARGS": " ".join([PROGRAM, *map(shlex.quote, before), shlex.quote(last) if last else ""]),
-        "COLUMNS": WIDE,
-    }
-    printed = StringIO()
-    with redirect_stdout(printed), suppress(SystemExit):
-        app(prog_name=PROGRAM, args=[])
-    return [line for line in printed.getvalue().splitlines() if line]
+    before, printed = dict(os.environ), StringIO()
+    os.environ |= {"COLUMNS": WIDE, **variables}
+    try:
+        with redirect_stdout(printed), suppress(SystemExit):
+            app(prog_name=PROGRAM, args=[])
+    finally:
+        os.environ.clear()
+        os.environ |= before
+    return printed.getvalue()
 
 
 def kubectl() -> None:

@@ -57,6 +57,7 @@ def test_a_description_is_one_line() -> None:
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_script_calls_the_program_and_is_named_after_it(shell: str) -> None:
     text = script(shell)
+    assert VARIABLE not in os.environ
     assert VARIABLE in text
     assert f"complete_{shell}" in text
 
