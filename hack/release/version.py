@@ -16,7 +16,7 @@ from hack.images.catalogue import ROOT
 _ANY: Final = r"(\d+\.\d+\.\d+(?:-(?:alpha|beta|rc)\.\d+)?)"
 COPIES: Final = {
     "clients/python/pyproject.toml": (rf'^version = "{_ANY}"$',),
-    "deploy/helm/tangram/Chart.yaml": (rf"^version: {_ANY}$", rf"^appVersion: {_ANY}$"),
+    "deploy/helm/tangram/Chart.yaml": (rf"^version: {_ANY}$", rf"^appVersion: {_ANY}$", rf"/tangram:{_ANY}$"),
     "README.md": (rf"/tangram:{_ANY}\b", rf"image\.tag={_ANY}\b", rf"^Version {_ANY} is"),
     "docs/tasks/install.md": (rf"/tangram:{_ANY}\b", rf"image\.tag={_ANY}\b", rf"^Version {_ANY} is"),
     "docs/reference/tangramctl.md": (rf"\btangram-{_ANY}-py3",),
