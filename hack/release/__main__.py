@@ -53,9 +53,10 @@ def _digest(archives: list[Path]) -> list[str]:
 
 
 def _krew(folder: Path) -> None:
-    packed = krew.archive()
+    wanted = krew.requirement()
+    packed = krew.archive(wanted)
     (folder / krew.file_name()).write_bytes(packed)
-    (folder / "krew-tangram.yaml").write_text(krew.manifest(packed))
+    (folder / "krew-tangram.yaml").write_text(krew.manifest(packed, wanted))
 
 
 def _man(folder: Path) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import io
 import tarfile
 import tomllib
+from collections.abc import Mapping
 from typing import Any, Final
 
 import yaml
@@ -32,23 +33,31 @@ exit 127
 """
 
 
-def requirement() -> str:
-    """What PyPI calls this release."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return f"{project['name']}=={project['version']}"
+OTHERS: Final = frozenset({"tangram"})
+"""Names that are other projects' on PyPI: a script that runs one of them would run their code. Looked up with pip, 2026-11-27."""
+
+
+def requirement(project: Mapping[str, Any] | None = None) -> str:
+    """What PyPI calls this release; `project` is that table of pyproject.toml. Raises LookupError while the name is another project's."""
+    named = project or tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    if named["name"] in OTHERS:
+        raise LookupError(
+            f"pyproject.toml: PyPI's {named['name']} is another project's: rename the package before a release"
+        )
+    return f"{named['name']}=={named['version']}"
 
 
 def file_name() -> str:
     return f"{PLUGIN}-{version()}.tar.gz"
 
 
-def archive() -> bytes:
-    """The same bytes each time."""
+def archive(wanted: str) -> bytes:
+    """For a requirement of pip. The same bytes each time."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content, mode in (
             ("LICENSE", (ROOT / "LICENSE").read_bytes(), 0o644),
-            (PLUGIN, SCRIPT.format(requirement=requirement()).encode(), 0o755),
+            (PLUGIN, SCRIPT.format(requirement=wanted).encode(), 0o755),
         ):
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(content), mode
@@ -56,7 +65,7 @@ def archive() -> bytes:
     return gzip.compress(packed.getvalue(), mtime=0)
 
 
-def manifest(packed: bytes) -> str:
+def manifest(packed: bytes, wanted: str) -> str:
     """YAML for krew-index, of the archive as it will be downloaded."""
     described: dict[str, Any] = {
         "apiVersion": "krew.googlecontainertools.github.com/v1alpha2",
@@ -68,7 +77,7 @@ def manifest(packed: bytes) -> str:
             "shortDescription": "See and explain shares of GPUs",
             "description": "Shows the GPUs of a node with health and cordons, keeps new pods off one GPU, and explains why a pod\n"
             "that requests a share of a GPU is Pending. It calls kubectl with your rights.\n",
-            "caveats": f"The plugin runs {requirement()} from PyPI with uv or pipx. Python 3.11 or newer is needed.\n",
+            "caveats": f"The plugin runs {wanted} from PyPI with uv or pipx. Python 3.11 or newer is needed.\n",
             "platforms": [
                 {
                     "selector": {"matchExpressions": [{"key": "os", "operator": "In", "values": ["linux", "darwin"]}]},

@@ -1,8 +1,8 @@
 """Build the library, the wheel and the image twice, and compare the bytes.
 
 Each time the sources are in another folder and nothing compiled is used again. What both builds share is what a release pins: the
-compiler of the lock file, the base image, and the downloads. Measured on two cores: about four minutes, most of it for the image,
-so a release runs it and not each change.
+compiler of the lock file, the base image, and the downloads. Measured on two busy cores: fourteen minutes, ten of them for the image, so a
+release runs it and not each change.
 """
 
 from __future__ import annotations

@@ -89,3 +89,12 @@ def test_renovates_rules_name_modules_that_are_there() -> None:
     named = {name for glob in globs for name in re.search(r"\{([\w,]+)\}", glob)[1].split(",")}  # type: ignore[index]
     assert named
     assert named <= {module.name for module in ALL}
+
+
+def test_renovates_pattern_finds_the_version_that_the_dockerfile_pins() -> None:
+    (manager,) = json.loads((ROOT / "renovate.json").read_text())["customManagers"]
+    (pattern,) = manager["matchStrings"]
+    found = re.search(pattern.replace("(?<", "(?P<"), (ROOT / "deploy/images/Dockerfile").read_text())
+    assert found is not None
+    assert found["depName"] == "uv"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", found["currentValue"])

@@ -18,6 +18,7 @@ from hack.images.catalogue import ROOT
 from hack.release import krew, man, notes
 from tangramctl.__main__ import app
 
+WANTED = "some-name==1.2.3"
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 
@@ -55,9 +56,9 @@ def test_groff_has_no_warning() -> None:
 
 
 def test_krews_manifest_names_the_archive_by_its_digest_and_what_is_in_it() -> None:
-    packed = krew.archive()
-    assert packed == krew.archive()
-    spec = yaml.safe_load(krew.manifest(packed))["spec"]
+    packed = krew.archive(WANTED)
+    assert packed == krew.archive(WANTED)
+    spec = yaml.safe_load(krew.manifest(packed, WANTED))["spec"]
     (platform,) = spec["platforms"]
     assert platform["sha256"] == hashlib.sha256(packed).hexdigest()
     assert platform["uri"].endswith(f"/{spec['version']}/{krew.file_name()}")
@@ -68,9 +69,15 @@ def test_krews_manifest_names_the_archive_by_its_digest_and_what_is_in_it() -> N
     assert len(spec["shortDescription"]) <= 50, "krew's own limit"
 
 
+def test_no_plugin_runs_what_is_another_projects_on_pypi() -> None:
+    assert krew.requirement({"name": "some-name", "version": "1.2.3"}) == WANTED
+    with pytest.raises(LookupError, match="another project's"):
+        krew.requirement({"name": "tangram", "version": "1.2.3"})
+
+
 def test_the_plugin_runs_this_version_with_what_is_there(tmp_path: Any) -> None:
     script = tmp_path / "kubectl-tangram"
-    script.write_text(krew.SCRIPT.format(requirement=krew.requirement()))
+    script.write_text(krew.SCRIPT.format(requirement=WANTED))
     alone = subprocess.run(
         ["/bin/sh", str(script)], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
     )
@@ -82,7 +89,7 @@ def test_the_plugin_runs_this_version_with_what_is_there(tmp_path: Any) -> None:
     with_uv = subprocess.run(
         ["/bin/sh", str(script), "gpus", "a b"], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True
     )
-    assert with_uv.stdout == f"tool run --from {krew.requirement()} kubectl-tangram gpus a b\n"
+    assert with_uv.stdout == f"tool run --from {WANTED} kubectl-tangram gpus a b\n"
 
 
 def test_notes_are_the_section_of_the_version() -> None:

@@ -31,7 +31,12 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def library(machine: int, *needed: str) -> bytes:
-    return b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HH", 3, machine) + b"".join(f"\0{name}\0".encode() for name in needed)
+    return (
+        b"\x7fELF\x02\x01\x01"
+        + bytes(9)
+        + struct.pack("<HH", 3, machine)
+        + b"".join(f"\0{name}\0".encode() for name in needed)
+    )
 
 
 @pytest.mark.parametrize(
