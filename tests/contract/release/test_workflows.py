@@ -85,6 +85,11 @@ def test_no_job_is_without_end_and_no_checkout_leaves_a_token() -> None:
                 assert step["with"]["persist-credentials"] is False, name
 
 
+def test_a_program_that_fails_in_a_pipe_fails_its_step() -> None:
+    for path in WORKFLOWS:
+        assert yaml.safe_load(path.read_text())["defaults"]["run"]["shell"] == "bash", path.name
+
+
 def test_no_script_has_an_expression_that_others_write() -> None:
     """What is written into a script is run; an environment variable is not."""
     assert re.findall(r"\$\{\{\s*(?:github\.(?:event|head_ref|ref_name)|inputs|needs|steps)[^}]*\}\}", scripts()) == []
