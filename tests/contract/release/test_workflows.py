@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ def actionlint() -> Path:
 
 
 def checked(program: Path, *files: Path) -> subprocess.CompletedProcess[str]:
-    # neither shellcheck nor pyflakes: their findings would depend on what the machine has
-    command = [str(program), "-shellcheck=", "-pyflakes=", "-no-color", *map(str, files)]
+    # shellcheck of the lock file, no pyflakes: what is found does not depend on what the machine has
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    assert shellcheck.exists()
+    command = [str(program), f"-shellcheck={shellcheck}", "-pyflakes=", "-no-color", *map(str, files)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -54,6 +57,12 @@ def test_actionlint_finds_what_is_wrong(actionlint: Path, tmp_path: Path) -> Non
     done = checked(actionlint, wrong)
     assert done.returncode == 1
     assert 'property "event_nam" is not defined' in done.stdout
+
+
+def test_shellcheck_finds_what_is_wrong_in_a_script(actionlint: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text((FOLDER / "ci.yaml").read_text().replace("run: make lint", "run: rm -r $HOME/x y$1"))
+    assert "SC2086" in checked(actionlint, wrong).stdout
 
 
 def test_every_action_is_pinned_by_commit_and_says_its_version() -> None:
