@@ -20,7 +20,7 @@ FUZZED = $(or $(TESTS),tests/unit tests/contract)
 # the end-to-end tests stop and kill programs of the cluster, which are root's
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E env "PATH=$$PATH" "HOME=$$HOME" PYTHONDONTWRITEBYTECODE=1')
 
-PREPARE = $(RUN) python -m hack.prepare $(addprefix --provider ,$(PROVIDER))
+PREPARE = $(RUN) python -m hack.prepare $(addprefix --provider ,$(PROVIDER)) $(PREVIOUS)
 CLUSTER_UP = $(PREPARE) && \
 	$(RUN) python -m hack.cluster up $(addprefix --replace --provider ,$(PROVIDER)) && $(RUN) python -m hack.cluster load
 
@@ -41,10 +41,12 @@ demo: .venv/.synced ## a local cluster, the chart, pods that share a GPU, shown 
 
 # also where Docker answers: the end-to-end tests stop and kill programs of our own cluster
 test e2e: PROVIDER = local
+# an upgrade begins with the release before this one
+test e2e: PREVIOUS = --previous
 # What computes runs beside what waits. On the cluster much is waited for, so the domain's tests run there: they know no clock, process or socket.
 # Nothing runs beside the tests of GPU time. Some tests before that run programs of the cluster, and have not the time to build them.
 test: .venv/.synced ## everything that needs no GPU: lint, C, unit, contract, integration, real cluster
-	@$(SIDE_BY_SIDE) '$(MAKE) --no-print-directory lint' '$(MAKE) --no-print-directory sanitized' '$(IDLE) $(MAKE) --no-print-directory prepare PROVIDER=$(PROVIDER)'
+	@$(SIDE_BY_SIDE) '$(MAKE) --no-print-directory lint' '$(MAKE) --no-print-directory sanitized' '$(IDLE) $(MAKE) --no-print-directory prepare PROVIDER=$(PROVIDER) PREVIOUS=$(PREVIOUS)'
 	@status=0; $(ON_ALL) --ignore=tests/unit/vgpu tests/unit tests/contract tests/integration || status=$$?; \
 	$(GPU_TIME) || status=$$?; \
 	$(SIDE_BY_SIDE) '$(IDLE) env $(ON_ALL) -n auto --timeout 600 tests/unit/vgpu' '$(CLUSTER_UP) && $(AS_ROOT) $(RUN) pytest $(SLOWEST) -p no:cacheprovider tests/e2e' || status=$$?; \

@@ -30,13 +30,18 @@ def main() -> int:
     """Status of the first of the two that failed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m hack.prepare", description=__doc__.split(":")[0])
     parser.add_argument("--provider", choices=NAMES, help="default: kind where Docker answers, else local")
-    provider = parser.parse_args().provider or ("kind" if docker_answers() else "local")
+    parser.add_argument("--previous", action="store_true", help="also the image of the release before this one")
+    arguments = parser.parse_args()
+    provider = arguments.provider or ("kind" if docker_answers() else "local")
+    build = [sys.executable, "-m", "hack.images", "build"]
     few = ["kubernetes", "helm", "kind"] if provider == "kind" else []  # the others come with it
     programs = subprocess.Popen(
         [sys.executable, "-m", "hack.cluster", "build", "--quiet", *few], cwd=ROOT, stdout=subprocess.DEVNULL
     )
     try:
-        images = subprocess.run([sys.executable, "-m", "hack.images", "build"], cwd=ROOT, stdout=subprocess.DEVNULL)
+        images = subprocess.run(build, cwd=ROOT, stdout=subprocess.DEVNULL)
+        if arguments.previous and images.returncode == 0:
+            images = subprocess.run([*build, "previous"], cwd=ROOT, stdout=subprocess.DEVNULL)
         if images.returncode == 0 and (ahead := missing(few)):
             with Steps().step(f"build {' '.join(ahead)} for the cluster"):
                 programs.wait()

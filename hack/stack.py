@@ -48,13 +48,14 @@ def remove_fake_driver(kubectl: Kubectl) -> None:
     kubectl("delete", "-f", FAKE_DRIVER, "--ignore-not-found", "--wait")
 
 
-def install_chart(kubectl: Kubectl, values: Mapping[str, Any] | None = None) -> None:
-    """`helm upgrade --install` and wait until every part is ready and the nodes offer their GPUs."""
+def install_chart(kubectl: Kubectl, values: Mapping[str, Any] | None = None, tree: str = ".") -> None:
+    """`helm upgrade --install` and wait until every part is ready and the nodes offer their GPUs. `tree`: of another release than this, with its values for us."""
     kubectl("apply", "-f", "deploy/namespace.yaml")
-    more = set_values(merge({"podAnnotations": image_build()}, values or {}))
+    more = set_values(merge({"podAnnotations": image_build()} if tree == "." else {}, values or {}))
     kubectl.helm(
-        "upgrade", "--install", RELEASE, CHART, "-n", NAMESPACE, "-f", VALUES, "--wait", "--timeout", "3m", *more
-    )
+        "upgrade", "--install", RELEASE, f"{tree}/{CHART}", "-n", NAMESPACE, "-f", f"{tree}/{VALUES}", "--wait", "--timeout", "3m",
+        *more,
+    )  # fmt: skip
     kubectl("-n", NAMESPACE, "rollout", "status", f"daemonset/{RELEASE}-node", "--timeout=120s")
 
 

@@ -1,36 +1,22 @@
-"""Library, arbiter and device plugin of the release before this one: see tests/previous/README.md."""
+"""Library, arbiter and device plugin of the release before this one, as they run: see tests/previous/README.md."""
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
-import shutil
 import subprocess
 import sys
-import tarfile
 from functools import cache
 from pathlib import Path
 
-from tests.built import BUILD, REPOSITORY
-
-SOURCES = REPOSITORY / "tests/previous/sources.tar.xz"
+from hack import previous
+from tests.built import BUILD
 
 
 @cache
 def previous_sources() -> Path:
-    """Folder with the sources, from which its Python programs run. Several test processes may request it at a time: one unpacks."""
-    place = BUILD / "previous" / hashlib.sha256(SOURCES.read_bytes()).hexdigest()[:16]
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with (place.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not place.exists():
-            fresh = place.with_suffix(".new")
-            shutil.rmtree(fresh, ignore_errors=True)
-            with tarfile.open(SOURCES) as archive:
-                archive.extractall(fresh, filter="data")
-            fresh.rename(place)
-    return place
+    """Folder with the sources, from which its Python programs run."""
+    return previous.sources(BUILD / "previous")
 
 
 @cache

@@ -5,39 +5,42 @@ from __future__ import annotations
 import argparse
 import fcntl
 import sys
+from typing import Final
 
 from hack.cluster.caller import become_root, make_folder
 from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
 from hack.images.build import build_all
-from hack.images.catalogue import IMAGES
+from hack.images.catalogue import IMAGES, previous_image
+
+PREVIOUS: Final = "previous"
+"""The release before this one, with which an upgrade begins: only when it is named."""
+KNOWN: Final = (*sorted(image.target for image in IMAGES), "kube-scheduler")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m hack.images", description="Build Tangram's container images.")
     commands = parser.add_subparsers(dest="command", required=True)
     build = commands.add_parser("build", help="build what the cache lacks")
-    targets = [image.target for image in IMAGES]
-    build.add_argument(
-        "targets", nargs="*", metavar="NAME", help=f"some of {', '.join(targets)}, kube-scheduler (default: all)"
-    )
+    names = f"some of {', '.join(KNOWN)} (default: all), {PREVIOUS} (the release before this one)"
+    build.add_argument("targets", nargs="*", metavar="NAME", help=names)
     return parser
 
 
 def main() -> int:
     arguments = _parser().parse_args()
     become_root("hack.images")
-    known = {image.target for image in IMAGES} | {"kube-scheduler"}
-    unknown = set(arguments.targets) - known
+    unknown = set(arguments.targets) - {*KNOWN, PREVIOUS}
     if unknown:
-        print(f"images {', '.join(sorted(unknown))}: there are {', '.join(sorted(known))}", file=sys.stderr)
+        print(f"images {', '.join(sorted(unknown))}: there are {', '.join((*KNOWN, PREVIOUS))}", file=sys.stderr)
         return 2
-    targets = set(arguments.targets) or known
+    targets = set(arguments.targets) or set(KNOWN)
     make_folder(cache_folder())
     try:
         with (cache_folder() / "images.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             wanted = [image for image in IMAGES if image.target in targets]
+            wanted += [previous_image()] if PREVIOUS in targets else []
             for path in build_all(wanted, Steps(), scheduler="kube-scheduler" in targets):
                 print(path)
     except (LookupError, OSError, RuntimeError) as error:

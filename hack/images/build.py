@@ -19,7 +19,7 @@ from hack.cluster.docker import docker_answers
 from hack.cluster.layout import cache_folder, current_images
 from hack.cluster.programs import KUBERNETES, kubernetes_version
 from hack.images.buildah import Buildah
-from hack.images.catalogue import Image, context_files, image_key
+from hack.images.catalogue import ROOT, Image, context_files, image_key
 from hack.images.docker import Docker
 
 KEPT: Final = 3
@@ -45,15 +45,18 @@ def build_all(wanted: Sequence[Image], steps: Steps, *, scheduler: bool) -> list
     folder = cache_folder() / "images"
     folder.mkdir(parents=True, exist_ok=True)
     builder: Builder = Docker() if docker_answers() else _buildah(folder, steps)
-    files = list(context_files())
     archives = []
     for image in wanted:
-        path = folder / f"{_file_name(image.name)}-{image_key(image, builder.base, files)}.tar"
+        path = (
+            folder / f"{_file_name(image.name)}-{image_key(image, builder.base, list(context_files(image.root)))}.tar"
+        )
         if not path.exists():
             builder.make_base(steps)
             with steps.step(f"build {image.name}"):
                 _whole(path, image, builder)
-        _make_current(path, _file_name(image.name))
+        if image.root == ROOT:
+            _make_current(path, _file_name(image.name))
+        _drop_old(path, _file_name(image.name))
         archives.append(path)
     if scheduler:
         archives.append(_scheduler(folder, steps))
@@ -93,16 +96,21 @@ def _scheduler(folder: Path, steps: Steps) -> Path:
             archive.write(part, scheduler_image(), {"usr/local/bin/kube-scheduler": program}, ["kube-scheduler"])
             part.rename(path)
     _make_current(path, "kube-scheduler")
+    _drop_old(path, "kube-scheduler")
     return path
 
 
 def _make_current(path: Path, name: str) -> None:
-    """Point `current/<name>.tar` at the archive, and drop the oldest of those that it was before."""
+    """Point `current/<name>.tar` at the archive."""
     link = current_images() / f"{name}.tar"
     link.parent.mkdir(parents=True, exist_ok=True)
     if not link.is_symlink() or link.readlink() != path:
         link.unlink(missing_ok=True)
         link.symlink_to(path)
+
+
+def _drop_old(path: Path, name: str) -> None:
+    """The oldest archives of the image; this one is now the newest."""
     path.touch()
     length = len(path.name) - len(".tar")
     alike = [p for p in path.parent.glob(f"{name}-*.tar") if len(p.name) - len(".tar") == length]

@@ -92,7 +92,7 @@ class Buildah:
             self._run([*self._command, "add", "--quiet", container, str(tar), "/"])
             path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
             self._run([*self._command, "config", "--env", path, "--cmd", "/bin/bash", container])
-            self._run([*self._command, "commit", "--quiet", "--rm", f"--timestamp={CREATED_S}", container, self.base])
+            self._run([*self._command, "commit", "--quiet", "--rm", container, self.base])
             tar.unlink()
 
     def build(self, image: Image, archive: Path, objects: Path | None = None) -> None:
@@ -104,11 +104,12 @@ class Buildah:
         volumes = [f"--volume={self._downloads}:/root/.cache"]
         volumes += [f"--volume={objects}:/root/.cache/zig"] if objects else []
         volumes += [f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"] if CERTIFICATES.is_dir() else []
-        command = [*self._command, "build", "--isolation", "chroot", "--network", "host", f"--timestamp={CREATED_S}"]
+        command = [*self._command, "build", "--isolation", "chroot", "--network", "host"]
         command += ["--layers", "--force-rm", "--pull-never", *(["--no-cache"] if objects else [])]
-        command += ["--file", str(DOCKERFILE), "--ignorefile", str(IGNORED)]
-        command += [f"--build-arg=BASE={self.base}", commit_argument(), *arguments]
-        self._run([*command, *volumes, "--target", image.target, "--tag", image.name, str(ROOT)])
+        command += [f"--timestamp={CREATED_S}"] if image.root == ROOT else []
+        command += ["--file", str(image.root / DOCKERFILE), "--ignorefile", str(image.root / IGNORED)]
+        command += [f"--build-arg=BASE={self.base}", commit_argument(image), *arguments]
+        self._run([*command, *volumes, "--target", image.target, "--tag", image.name, str(image.root)])
         self._run([*self._command, "push", "--quiet", image.name, f"oci-archive:{archive}:{image.name}"])
         self._forget_old_steps()
 

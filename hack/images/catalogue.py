@@ -10,12 +10,16 @@ import fnmatch
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from hack import previous
+from hack.cluster.layout import cache_folder
+
 ROOT: Final = Path(__file__).resolve().parents[2]
-DOCKERFILE: Final = ROOT / "deploy/images/Dockerfile"
+DOCKERFILE: Final = Path("deploy/images/Dockerfile")
+"""From the root of a source tree, as the next."""
 IGNORED: Final = DOCKERFILE.with_name("Dockerfile.dockerignore")
 
 
@@ -28,6 +32,10 @@ class Image:
     sources: tuple[str, ...]
     all_but: bool = False
     """Built from everything except `sources`."""
+    root: Path = ROOT
+    """Of the source tree."""
+    commit: str = ""
+    """Of the tree; empty: git knows it."""
 
     def uses(self, path: str) -> bool:
         """Does the image depend on this file of the build context?"""
@@ -41,6 +49,13 @@ FAKE_DRIVER: Final = Image("localhost/tangram-fake-driver:dev", "fake-driver", (
 WORKLOAD: Final = Image("localhost/tangram-workload:dev", "workload", ("examples",))
 IMAGES: Final = (WORKLOAD, FAKE_DRIVER, TANGRAM)
 """In the order of the Dockerfile's stages, so that each build finds the stages before it done."""
+
+
+def previous_image() -> Image:
+    """Of the release before this one, from its own sources, under a name of its own."""
+    tree = previous.sources(cache_folder() / "previous")
+    name = f"localhost/tangram-previous:{previous.version(tree)}"
+    return replace(TANGRAM, name=name, root=tree, commit=previous.commit())
 
 
 def is_ignored(path: str, patterns: Sequence[str]) -> bool:
@@ -61,19 +76,19 @@ def patterns(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
 
-def context_files(root: Path = ROOT, ignored: Path = IGNORED) -> Iterator[str]:
+def context_files(root: Path = ROOT) -> Iterator[str]:
     """Relative paths of the build context, sorted."""
-    left_out = patterns(ignored.read_text())
+    left_out = patterns((root / IGNORED).read_text())
     for folder, names, files in os.walk(root):
         inside = Path(folder).relative_to(root)
         names[:] = sorted(name for name in names if not is_ignored(str(inside / name), left_out))
         yield from (path for file in sorted(files) if not is_ignored(path := str(inside / file), left_out))
 
 
-def image_key(image: Image, base: str, files: Sequence[str], root: Path = ROOT) -> str:
+def image_key(image: Image, base: str, files: Sequence[str]) -> str:
     """16 hex digits over the base and every file that the image uses."""
     digest = hashlib.sha256(f"{image.name} {base}\0".encode())
     for path in filter(image.uses, files):
-        source = root / path
+        source = image.root / path
         digest.update(f"{path}\0{source.stat().st_mode & 0o777:o}\0".encode() + source.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from hack.images.catalogue import ROOT
+from hack.images.catalogue import Image
 
 UNKNOWN: Final = "unknown"
 """As the Dockerfile has it: built from a tree without git."""
@@ -14,9 +14,9 @@ CHANGED: Final = "-dirty"
 """Appended where tracked files differ from the commit, as `git describe --dirty` does."""
 
 
-def commit_argument(root: Path = ROOT) -> str:
-    """`--build-arg=COMMIT=...` for the tree at `root`. An archive keeps the commit that its sources were first built from."""
-    return f"--build-arg=COMMIT={commit_of(root)}"
+def commit_argument(image: Image) -> str:
+    """`--build-arg=COMMIT=...` for the image's tree. An archive keeps the commit that its sources were first built from."""
+    return f"--build-arg=COMMIT={image.commit or commit_of(image.root)}"
 
 
 def commit_of(root: Path) -> str:

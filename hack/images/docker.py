@@ -12,7 +12,7 @@ from typing import IO, Final
 
 from hack.cluster.console import Steps
 from hack.cluster.docker import docker
-from hack.images.catalogue import DOCKERFILE, ROOT, Image, context_files
+from hack.images.catalogue import DOCKERFILE, Image, context_files
 from hack.images.commit import commit_argument
 
 
@@ -27,17 +27,16 @@ class Docker:
     def build(self, image: Image, archive: Path) -> None:
         """Build the stage and save it under the image's name."""
         with tempfile.TemporaryFile() as context:
-            _write_context(context)
+            _write_context(context, image.root)
             context.seek(0)
-            dockerfile = str(DOCKERFILE.relative_to(ROOT))
             docker(
                 "build",
                 "--quiet",
                 "--file",
-                dockerfile,
+                str(DOCKERFILE),
                 "--target",
                 image.target,
-                commit_argument(),
+                commit_argument(image),
                 "--tag",
                 image.name,
                 "-",
@@ -46,11 +45,11 @@ class Docker:
         docker("save", "--output", str(archive), image.name)
 
 
-def _write_context(to: IO[bytes]) -> None:
+def _write_context(to: IO[bytes], root: Path) -> None:
     """As a tar, whose files belong to root as they do in the image. Docker takes no tar for one that begins with a PAX header."""
     with tarfile.open(fileobj=to, mode="w", format=tarfile.GNU_FORMAT) as context:
-        for path in context_files():
-            context.add(ROOT / path, path, recursive=False, filter=_as_roots)
+        for path in context_files(root):
+            context.add(root / path, path, recursive=False, filter=_as_roots)
 
 
 def _as_roots(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -142,8 +142,13 @@ def test_every_runbook_says_what_happened_and_what_to_do() -> None:
 def test_every_example_has_a_readme_and_requests_what_can_be_requested(example: Path) -> None:
     assert (example / "README.md").read_text().startswith("# ")
     things = [thing for file in example.glob("*.yaml") for thing in yaml.safe_load_all(file.read_text())]
-    assert {thing["kind"] for thing in things} <= {"Pod", "Namespace", "ResourceQuota", "LimitRange", "PodGroup"}
-    pods = [thing for thing in things if thing["kind"] == "Pod"]
+    quotas = {"Namespace", "ResourceQuota", "LimitRange", "PodGroup", "ResourceFlavor", "ClusterQueue", "LocalQueue"}
+    assert {thing["kind"] for thing in things} <= {"Pod", "Job"} | quotas
+    pods = [
+        thing if thing["kind"] == "Pod" else thing["spec"]["template"]
+        for thing in things
+        if thing["kind"] in ("Pod", "Job")
+    ]
     assert pods
     assert all(pod_request(pod, policies=POLICIES) for pod in pods)
 

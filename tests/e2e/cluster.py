@@ -229,11 +229,12 @@ class Cluster:
         self.kubectl("-n", NAMESPACE, "rollout", "status", kind, "--timeout=120s")
 
     def upgrade(self, values: Mapping[str, Any]) -> None:
-        """`helm upgrade` with further values, and wait until only the new parts serve.
-
-        A webhook that ends goes on answering for a while, over connections that the API server keeps.
-        """
+        """`helm upgrade` with further values, and wait until only the new parts serve."""
         install_chart(self.kubectl, values)
+        self.wait_for_the_new_parts()
+
+    def wait_for_the_new_parts(self) -> None:
+        """And for the end of the others: a webhook that ends goes on answering for a while, over connections that the API server keeps."""
         self.api.until("pod", NAMESPACE, _none_ends, "the old parts have ended")
         self.wait_for_gpus()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hack.cluster.layout import Layout
 from hack.stack import NAMESPACE, install_chart, uninstall_chart
 from hack.waiting import eventually
 from tests.e2e.cluster import Cluster
@@ -24,6 +25,9 @@ def test_uninstall_leaves_running_pods_alone_and_nothing_behind(cluster: Cluster
         assert left_everywhere(cluster) == []
         eventually(lambda: left_in_its_namespace(cluster) == [], "the pods of the release have ended")
         assert "tangram.sh/inventory" not in cluster.node()["metadata"]["annotations"]
+        (note,) = [one["note"] for one in cluster.api.listed("event", "default") if one.get("reason") == "FilesKept"]
+        assert f"a share still run, of {namespace}/steady." in note
+        assert node_files() != []
         status = cluster.pod(namespace, "steady")["status"]["containerStatuses"][0]
         assert (status["ready"], status["restartCount"]) == (True, 0)
         cluster.run(namespace, pod("plain", container()))
@@ -41,6 +45,14 @@ def left_everywhere(cluster: Cluster) -> list[str]:
     names = cluster.kubectl("get", ",".join(EVERYWHERE), "-o", "name").split()
     names += cluster.kubectl("-n", "kube-system", "get", "roles,rolebindings", "-o", "name").split()
     return [name for name in names if "tangram" in name]
+
+
+def node_files() -> list[str]:
+    """Tangram's on the first node. Local cluster only."""
+    node = Layout().node(1)
+    return [
+        str(path) for path in (node.own("/var/lib/tangram"), *node.own("/run/cdi").glob("tangram*")) if path.exists()
+    ]
 
 
 def left_in_its_namespace(cluster: Cluster) -> list[str]:

@@ -54,7 +54,7 @@ def test_an_image_is_compared_by_manifest_config_and_layers(tmp_path: Path) -> N
 
 def test_python_in_the_image_is_compiled_in_one_order_and_by_content() -> None:
     """A .pyc with a time stamp, or one of a process that compiled other files before it, differs at each build."""
-    text = DOCKERFILE.read_text()
+    text = (ROOT / DOCKERFILE).read_text()
     assert "COMPILE_BYTECODE" not in text
     assert "--compile-bytecode" not in text
     calls = [line for line in text.splitlines() if "compileall" in line]

@@ -12,35 +12,32 @@ from pathlib import Path
 
 import pytest
 
+from hack.previous import SOURCES
 from tests.built import REPOSITORY
 from tests.integration.gputime.conftest import Node, Program, until
-from tests.previous_release import SOURCES, previous_library, previous_python, previous_sources
+from tests.previous_release import previous_library, previous_python, previous_sources
 from vgpu.api.codec import grant_from_text, grant_to_text
-from vgpu.api.contract import CONTAINER_DIR, EARLIER_CONTAINER_DIR
 from vgpu.api.grant import Grant, GrantGpu
 from vgpu.protocol.status import decode_status
 
 MIB = 2**20
 OLD_WRITER = """
 import json, sys
-from vgpu.codec import grant_to_text
-from vgpu.grant import Grant, GrantCard
+from vgpu.api.codec import grant_to_text
+from vgpu.api.grant import Grant, GrantGpu
 given = json.load(sys.stdin)
-cards = tuple(GrantCard(*card) for card in given.pop("cards"))
-sys.stdout.write(grant_to_text(Grant(cards=cards, **given)))
+gpus = tuple(GrantGpu(*gpu) for gpu in given.pop("gpus"))
+sys.stdout.write(grant_to_text(Grant(gpus=gpus, **given)))
 """
 OLD_READER = """
 import dataclasses, json, sys
-from vgpu.codec import grant_from_text
+from vgpu.api.codec import grant_from_text
 print(json.dumps(dataclasses.asdict(grant_from_text(sys.stdin.read()))))
 """
 OLD_STATUS = """
 import sys
-from deviceplugin.guard import notices, offences
-from vgpu.status import decode_status
-status = decode_status(sys.stdin.read().encode())
-offences(status), [notices(one.turn) for one in status.containers]
-print([(one.key, one.turn is not None and one.turn.mode) for one in status.containers])
+from vgpu.protocol.status import decode_status
+print([(one.key, one.gpu_time is not None and one.gpu_time.mode) for one in decode_status(sys.stdin.read().encode()).containers])
 """
 GRANT = Grant(
     "default", "a", "uid-a", "main", (GrantGpu("GPU-00000000-aaaa-bbbb-cccc-000000000000", 1024, 20),), "best-effort", 3,
@@ -52,8 +49,8 @@ def old_grant_text(grant: Grant) -> str:
     """As the previous device plugin writes it."""
     given = {
         "namespace": grant.namespace, "pod": grant.pod, "uid": grant.uid, "container": grant.container,
-        "klass": grant.service_class, "level": grant.level, "guard": grant.over_limit_action, "clear": grant.clear,
-        "cards": [[gpu.uuid, gpu.mib, gpu.core_percent] for gpu in grant.gpus],
+        "service_class": grant.service_class, "level": grant.level, "over_limit_action": grant.over_limit_action, "clear": grant.clear,
+        "gpus": [[gpu.uuid, gpu.mib, gpu.core_percent] for gpu in grant.gpus],
     }  # fmt: skip
     return previous_python(OLD_WRITER, json.dumps(given))
 
@@ -135,33 +132,11 @@ def test_releases_that_differ_by_one_hold_the_limits_and_survive_a_restart(
     assert node.misuses() == ""
 
 
-@pytest.mark.parametrize("old_arbiter", [False, True], ids=["this arbiter", "the previous arbiter"])
-@pytest.mark.parametrize(
-    ("old_library", "at"),
-    [(False, CONTAINER_DIR), (False, EARLIER_CONTAINER_DIR), (True, EARLIER_CONTAINER_DIR), (True, CONTAINER_DIR)],
-    ids=[
-        "new container",
-        "its library restored by this plugin",
-        "earlier container",
-        "rolled back, its library restored",
-    ],
-)
-def test_a_grant_is_valid_at_the_path_of_either_release(
-    mixed: Callable[[Mixture], Node], at: str, *, old_library: bool, old_arbiter: bool
-) -> None:
-    node = mixed(Mixture(library=old_library, arbiter=old_arbiter))
-    program = node.run_in(node.grant("a", core=20), at=at, TANGRAM_GRANT=f"{CONTAINER_DIR}/grant")
-    assert (takes(program, 600), takes(program, 600)) == (0, 2), "of 1024 MiB"
-    program.do("work_on(2000)")
-    until(lambda: node.held(program), 20)
-
-
 def test_the_previous_releases_grants_are_read_and_this_ones_are_read_by_it() -> None:
     assert grant_from_text(old_grant_text(GRANT)) == GRANT
     read = json.loads(previous_python(OLD_READER, grant_to_text(GRANT)))
-    gpus = tuple(GrantGpu(**gpu) for gpu in read.pop("cards"))
-    action, service_class = read.pop("guard"), read.pop("klass")
-    assert Grant(gpus=gpus, service_class=service_class, over_limit_action=action, **read) == GRANT
+    gpus = tuple(GrantGpu(**gpu) for gpu in read.pop("gpus"))
+    assert Grant(gpus=gpus, **read) == GRANT
 
 
 def test_each_release_reads_the_others_status(mixed: Callable[[Mixture], Node]) -> None:

@@ -161,7 +161,7 @@ def test_an_arbiter_killed_at_random_moments_lends_nothing_twice(own_measured: S
         worker.start(f"churn(9, {number + seed * 10})")
     most, lives = 0, 0
     until = time.monotonic() + 8
-    while time.monotonic() < until:
+    while time.monotonic() < until or lives < 3:
         own_measured.stop_arbiter(another=True)
         for _ in range(dice.randrange(1, 4)):
             most = max(most, own_measured.true_mib(*workers))
@@ -170,12 +170,12 @@ def test_an_arbiter_killed_at_random_moments_lends_nothing_twice(own_measured: S
             most = max(most, own_measured.true_mib(*workers))
         lives += 1
     assert [worker.finish()[0] for worker in workers] == [0, 0]
-    assert lives >= 3
     assert 2 * CONTEXT_MIB < most <= 1000
     left = 1000 - 2 * CONTEXT_MIB
     # nothing is lost either; a probe that waited for its whole limit is refused until it is connected again
     wait_for(lambda: workers[0].request(f"alloc({left})")[0] == 0)
-    assert workers[0].free_mib() == 0
+    # an arbiter that was killed before it measured a context learns its size once leases and uses rest
+    wait_for(lambda: workers[0].free_mib() == 0)
 
 
 def test_two_processes_racing_for_the_last_page_never_both_get_it(stage: Stage) -> None:

@@ -4,10 +4,12 @@ import hashlib
 import json
 import subprocess
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hack import previous
 from hack.cluster import archive
 from hack.images.buildah import Buildah
 from hack.images.catalogue import (
@@ -22,6 +24,7 @@ from hack.images.catalogue import (
     image_key,
     is_ignored,
     patterns,
+    previous_image,
 )
 from hack.images.commit import commit_of
 from hack.images.docker import Docker
@@ -55,12 +58,12 @@ def test_the_same_program_is_the_same_archive(tmp_path: Path) -> None:
 
 
 def test_every_image_is_a_stage_of_the_dockerfile() -> None:
-    text = DOCKERFILE.read_text()
+    text = (ROOT / DOCKERFILE).read_text()
     assert all(f" AS {image.target}\n" in text for image in IMAGES)
 
 
 def test_what_no_image_needs_is_left_out_of_the_context() -> None:
-    left_out = patterns(IGNORED.read_text())
+    left_out = patterns((ROOT / IGNORED).read_text())
     for path in (".git", ".venv", "tests", "shim/tests", "a/b/__pycache__", "hack", "x/y.o"):
         assert is_ignored(path, left_out), path
     for path in ("vgpu", "shim/src/a.c", "uv.lock", "deploy/images/Dockerfile", "examples/workload/gpuview.py"):
@@ -74,7 +77,8 @@ def test_an_image_is_built_again_when_what_it_uses_changes_and_only_then(tmp_pat
         (tmp_path / file).write_text("1")
 
     def keys() -> list[str]:
-        return [image_key(image, "base", files, tmp_path) for image in (WORKLOAD, FAKE_DRIVER, TANGRAM)]
+        images = (replace(image, root=tmp_path) for image in (WORKLOAD, FAKE_DRIVER, TANGRAM))
+        return [image_key(image, "base", files) for image in images]
 
     before = keys()
     for file, changed in zip(files, ([1, 0, 0], [0, 1, 1], [0, 0, 1], [1, 1, 1]), strict=True):
@@ -166,3 +170,16 @@ def test_every_build_command_of_the_docs_passes_the_commit() -> None:
         builds = [line for line in page.read_text().splitlines() if "docker build" in line]
         assert builds, page
         assert all("--build-arg COMMIT=$(git rev-parse HEAD)" in line for line in builds), page
+
+
+def test_the_previous_release_is_built_from_its_own_sources_under_a_name_of_its_own(docker: Path) -> None:
+    image = previous_image()
+    Docker().build(image, docker / "previous.tar")
+    build = (docker / "calls").read_text().splitlines()[0].split()
+    assert build[-4:-1] == [f"--build-arg=COMMIT={previous.commit()}", "--tag", image.name]
+    assert image.name != TANGRAM.name
+    with tarfile.open(docker / "context.tar") as context:
+        inside = context.extractfile("uv.lock")
+        assert inside is not None
+        assert inside.read() == (image.root / "uv.lock").read_bytes()
+    assert image.root != ROOT

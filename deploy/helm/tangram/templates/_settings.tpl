@@ -335,3 +335,8 @@ memory: {{ add $pool $overhead }}Mi
 {{- fail (printf "test.namespace is %s, the release's own: the webhook leaves it out, so pods there get no share; it must be another" .Values.test.namespace) -}}
 {{- end -}}
 {{- end -}}
+
+{{/* What there is of ours on a node, as paths there. */}}
+{{- define "tangram.nodeFiles" -}}
+{{ .Values.stateRoot }}{{ if eq (include "tangram.accessMode" .) "cdi" }} {{ .Values.cdiDir }}/tangram.sh-gpu.json{{ end }}
+{{- end -}}
