@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -35,6 +36,9 @@ class Found:
     sha256: str
     runs: bool
     """Executable, a library or Python code."""
+    mtime_s: int = 0
+    compiled_from_s: int | None = None
+    """The time of the source that a .pyc was compiled from, modulo 2**32; None if Python does not compare it."""
 
 
 @dataclass(slots=True)
@@ -128,14 +132,25 @@ def _file(layer: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> tuple[F
     keep = is_record(path)
     if keep and member.size > RECORD_BYTES:
         raise BadArchive(f"{member.name}: {member.size} bytes, and a record has at most {RECORD_BYTES}")
-    sha1, sha256, text = hashlib.sha1(usedforsecurity=False), hashlib.sha256(), b""
+    sha1, sha256, text, head = hashlib.sha1(usedforsecurity=False), hashlib.sha256(), b"", b""
     for block in _blocks(source):
+        head = head or block[:16]
         sha1.update(block)
         sha256.update(block)
         text += block if keep else b""
     suffixes = PurePosixPath(path).suffixes
     runs = bool(member.mode & 0o111) or ".so" in suffixes or ".py" in suffixes
-    return Found(sha1.hexdigest(), sha256.hexdigest(), runs), text.decode(errors="replace") if keep else None
+    compiled = compiled_from_s(head) if path.endswith(".pyc") else None
+    found = Found(sha1.hexdigest(), sha256.hexdigest(), runs, int(member.mtime), compiled)
+    return found, text.decode(errors="replace") if keep else None
+
+
+def compiled_from_s(head: bytes) -> int | None:
+    """Of the first 16 bytes of a .pyc: magic, flags, time, size. Source: PEP 552."""
+    if len(head) < 16:
+        return None
+    flags, time = struct.unpack_from("<II", head, 4)
+    return time if flags == 0 else None
 
 
 def _blocks(source: IO[bytes]) -> Iterator[bytes]:

@@ -128,6 +128,16 @@ def unowned(contents: Contents, found: list[Package]) -> list[str]:
     )  # fmt: skip
 
 
+def stale(contents: Contents) -> list[str]:
+    """Compiled Python files that Python ignores, because their source has another time: each start of a program would compile them again."""
+    found = ((path, file, contents.files.get(source_of(path))) for path, file in contents.files.items())
+    return sorted(
+        path
+        for path, file, source in found
+        if source and file.compiled_from_s is not None and file.compiled_from_s != source.mtime_s & 0xFFFFFFFF
+    )
+
+
 def source_of(path: str) -> str:
     """`a/__pycache__/b.cpython-313.pyc` -> `a/b.py`; any other path as it is."""
     compiled = re.fullmatch(r"(.*)__pycache__/([^/]+?)\.cpython-\d+(?:\.opt-\d)?\.pyc", path)

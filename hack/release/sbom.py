@@ -24,13 +24,19 @@ def locked(root: Path = ROOT) -> dict[str, frozenset[str]]:
 
 
 def sbom(archive: Path) -> dict[str, Any]:
-    """SPDX 2.3 of the image in an OCI archive. Raises BadArchive, also where the image has Python packages that uv.lock has not."""
+    """SPDX 2.3 of the image in an OCI archive. Raises BadArchive, also where the image has Python packages that
+    uv.lock has not, or compiled files that Python would ignore."""
     image = contents.read(archive)
     found = packages.packages(image)
     lock = locked()
     wrong = packages.differences(found, lock)
     if wrong:
         raise BadArchive(f"{archive}: not of this tree's lock file: {'; '.join(wrong)}")
+    ignored = packages.stale(image)
+    if ignored:
+        raise BadArchive(
+            f"{archive}: {len(ignored)} compiled Python files are older than their source, such as {ignored[0]}"
+        )
     (compiler,) = lock["ziglang"]
     return spdx.document(image, found, packages.unowned(image, found), version=version(), compiler=compiler)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,26 @@ def test_a_package_that_is_not_in_the_lock_file_is_refused(tmp_path: Path) -> No
         sbom.sbom(made(tmp_path, BASE, distribution("Not_There", "1")))
 
 
+def pyc(flags: int, time_s: int) -> bytes:
+    return b"magi" + struct.pack("<III", flags, time_s, 1) + b"code"
+
+
+def test_a_compiled_file_that_python_would_ignore_is_named(tmp_path: Path) -> None:
+    """Files of these archives are of 1970. A hash of the source (flags 1 and 3) is not compared with its time."""
+    cache = "usr/lib/python3/__pycache__"
+    image = contents.read(
+        made(tmp_path, {
+            "usr/lib/python3/a.py": "", f"{cache}/a.cpython-313.pyc": pyc(0, 0), f"{cache}/a.cpython-313.opt-1.pyc": pyc(0, 7),
+            f"{cache}/gone.cpython-313.pyc": pyc(0, 7), "usr/lib/python3/b.py": "", f"{cache}/b.cpython-313.pyc": pyc(1, 7),
+        })
+    )  # fmt: skip
+    assert packages.stale(image) == [f"{cache}/a.cpython-313.opt-1.pyc"]
+    with pytest.raises(
+        BadArchive, match=r"1 compiled Python files are older than their source, such as usr/lib/python3/"
+    ):
+        sbom.sbom(tmp_path / "image.tar")
+
+
 def test_a_licence_that_is_no_spdx_expression_is_not_passed_on(tmp_path: Path) -> None:
     image = contents.read(
         made(tmp_path, distribution("a", "1", "LicenseRef-theirs"), distribution("b", "1", "MIT OR Apache-2.0"))
@@ -162,6 +183,7 @@ def test_the_image_itself_has_nothing_that_no_package_brought() -> None:
     assert {path for path in image.files if path.startswith(packages.OUR_FOLDER)} == {
         f"{packages.OUR_FOLDER}{name}" for name in ("libtangram.so", "tangram-copier", "tangram-trial")
     }
+    assert packages.stale(image) == []
     loose = packages.unowned(image, found)
     assert [path for path in loose if "/site-packages/" in path or path.startswith("usr/bin/")] == []
     validate(spdx.document(image, found, loose, version="0", compiler="0"))
