@@ -24,7 +24,7 @@ PREPARE = $(RUN) python -m hack.prepare $(addprefix --provider ,$(PROVIDER)) $(P
 CLUSTER_UP = $(PREPARE) && \
 	$(RUN) python -m hack.cluster up $(addprefix --replace --provider ,$(PROVIDER)) && $(RUN) python -m hack.cluster load
 
-.PHONY: help demo test lint unit library shim sanitized faults driver-abi fuzz e2e prepare images cluster-up cluster-down bench update clean
+.PHONY: help demo test lint unit library shim sanitized faults driver-abi fuzz e2e prepare images reproducible cluster-up cluster-down bench update clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,6 +98,9 @@ prepare: .venv/.synced ## build the programs and images of the local cluster, an
 
 images: .venv/.synced ## build the container images (Docker where it answers, else buildah)
 	$(RUN) python -m hack.images build
+
+reproducible: .venv/.synced ## build library, wheel and image twice and compare the bytes, which a release does (ten minutes; without Docker)
+	$(RUN) python -m hack.release reproducible
 
 cluster-up: .venv/.synced ## bring up the local cluster and load the images (again: no-op); PROVIDER=local|kind
 	@$(CLUSTER_UP)

@@ -64,7 +64,7 @@ from kube.events import Recorder
 from kube.objects import Node as KubernetesNode
 from kube.objects import Pod
 from nvml.trials import Trier
-from vgpu.api.inventory import Orphan
+from vgpu.api.inventory import Inventory, Orphan
 from vgpu.api.node_labels import labels_of
 from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
 from vgpu.health.owners import Owners

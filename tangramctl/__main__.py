@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated
 
 import typer
 
 from tangramctl import help_texts, parameters
-from tangramctl.errors import Broken, CommandError
+from tangramctl.answering import answering, open_standard
+from tangramctl.completion import WIDE, completing
 from tangramctl.proc import called_by_kubectl
-
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = typer.Typer(
     name="tangramctl",
@@ -93,7 +87,7 @@ def run(
         gpu_mem=gpu_mem, gpu_mem_burst=gpu_mem_burst, host_pool=host_pool, gpu_core=gpu_core, service_class=service_class, level=level, gpu=gpu, wait=wait, clear=clear, verbose=verbose,
         fake=fake, library=library, state=state or default_root(), idle_s=idle_s, command=tuple(command),
     )  # fmt: skip
-    with _answering(f"state folder {options.state}"):
+    with answering(f"state folder {options.state}"):
         start(options)
 
 
@@ -106,7 +100,7 @@ def ps(
     """See help_texts.PS."""
     from tangramctl.ps import ps as show
 
-    with _answering():
+    with answering():
         show(state, json=json, watch=watch)
 
 
@@ -132,7 +126,7 @@ def simulate(
     from tangramctl.simulate import simulate as replay
     from tangramctl.simulate import would_fit
 
-    with _answering():
+    with answering():
         of_replay = _given(context, "nodes", "pods", "seeds", "arrive", "jobs", "plot")
         of_pod = _given(context, "gpu_mem", "gpu_core", "gpu_count", "gpu_model")
         if snapshot is not None:
@@ -170,7 +164,7 @@ def top(
     """See help_texts.TOP."""
     from tangramctl.top import top as show
 
-    with _answering():
+    with answering():
         show(state, json=json, once=once)
 
 
@@ -194,7 +188,7 @@ def explain_pod(
     """See help_texts.EXPLAIN."""
     from tangramctl.explain import explain_pod as explain
 
-    with _answering():
+    with answering():
         fits = explain(pod, pod=spec, snapshot=snapshot, extender=extender, domain=domain, json=json)
         raise typer.Exit(0 if fits else 3)
 
@@ -218,7 +212,7 @@ def cordon(
     from tangramctl.drain import Drain
     from vgpu.api.names import Names
 
-    with _answering():
+    with answering():
         uuid = cordons.cordon(node, gpu, reason, Names(domain))
         if drain:
             Drain(node, uuid, Names(domain), timeout_s).run()
@@ -232,7 +226,7 @@ def uncordon(node: parameters.NodeName, gpu: parameters.NodeGpu, domain: paramet
     from tangramctl import cordon as cordons
     from vgpu.api.names import Names
 
-    with _answering():
+    with answering():
         cordons.uncordon(node, gpu, Names(domain))
 
 
@@ -242,7 +236,7 @@ def gpus(node: parameters.NodeName, domain: parameters.Domain = "tangram.sh") ->
     from tangramctl import cordon as cordons
     from vgpu.api.names import Names
 
-    with _answering():
+    with answering():
         print("\n".join(cordons.lines(cordons.read(node, Names(domain)))))
 
 
@@ -255,7 +249,7 @@ def mig_plan(
     from tangramctl.kubelet_devices import CHECKPOINT
     from tangramctl.mig import Where, show_plan
 
-    with _answering():
+    with answering():
         show_plan(file, config, Where(driver_root, checkpoint or CHECKPOINT))
 
 
@@ -270,7 +264,7 @@ def mig_apply(
     from tangramctl.kubelet_devices import CHECKPOINT
     from tangramctl.mig import Where, apply
 
-    with _answering():
+    with answering():
         apply(file, config, Where(driver_root, checkpoint or CHECKPOINT))
 
 
@@ -281,7 +275,7 @@ def mig_assert(
     """See help_texts.MIG."""
     from tangramctl import mig
 
-    with _answering():
+    with answering():
         raise typer.Exit(0 if mig.check(file, config, mig.Where(driver_root)) else 3)
 
 
@@ -293,7 +287,7 @@ def mig_export(
     """See help_texts.MIG."""
     from tangramctl import mig
 
-    with _answering():
+    with answering():
         mig.export(config, mig.Where(driver_root))
 
 
@@ -302,7 +296,7 @@ def status(state: State = None) -> None:
     """Of the state folder, and of each fake machine below it."""
     from tangramctl.ps import arbiter_status
 
-    with _answering():
+    with answering():
         raise typer.Exit(0 if arbiter_status(state) else 3)
 
 
@@ -316,8 +310,17 @@ def stop(
     """Of the state folder, and of each fake machine below it."""
     from tangramctl.ps import arbiter_stop
 
-    with _answering():
+    with answering():
         arbiter_stop(state, force=force)
+
+
+@app.command(help=help_texts.COMPLETION)
+def completion(shell: parameters.Shell) -> None:
+    """See help_texts.COMPLETION."""
+    from tangramctl.completion import script
+
+    with answering():
+        print(script(shell))
 
 
 def _given(context: typer.Context, *names: str) -> list[str]:
@@ -328,65 +331,12 @@ def _given(context: typer.Context, *names: str) -> list[str]:
     ]
 
 
-@contextmanager
-def _answering(written: str = "standard output") -> Iterator[None]:
-    """An error inside becomes a sentence and an exit code. An interrupt, or a reader that closed the pipe, ends this process as it ends any other.
-
-    `written` is what is full when the error of a write names no file.
-    """
-    try:
-        try:
-            yield
-        finally:
-            _flush()
-    except CommandError as trouble:
-        _fail(trouble)
-    except KeyboardInterrupt:
-        _die_of(signal.SIGINT)
-    except BrokenPipeError:
-        _die_of(signal.SIGPIPE)
-    except OSError as error:
-        full = written if error.errno in _FULL else ""
-        what = str(error.filename)[:200] if error.filename else full
-        _fail(Broken(f"{what}: {error.strerror}" if what else str(error)))
-
-
-def _flush() -> None:
-    """Here, where a failure can be reported, and not at the very end."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is lost
-        raise Broken(f"standard output: {error.strerror}") from None
-
-
-def _fail(trouble: CommandError) -> NoReturn:
-    print(f"tangramctl: {trouble}", file=sys.stderr)
-    sys.exit(trouble.code)
-
-
-def _die_of(number: signal.Signals) -> None:
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-
-
-def _open_standard() -> None:
-    """A file that is opened must not get the number of a stream that the caller closed. A command finds it closed, as its caller did."""
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
-    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
-    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-
-
 def main() -> None:
     """The console script, also as a kubectl plugin."""
-    _open_standard()
-    with _answering():  # also what is no command's: its help
+    open_standard()
+    if completing():
+        os.environ["COLUMNS"] = WIDE
+    with answering():  # also what is no command's: its help
         app(prog_name="kubectl tangram" if called_by_kubectl() else "tangramctl")
 
 

@@ -96,3 +96,13 @@ Exit codes: 2 bad option, no such node or GPU, or refused by the API server; 69 
 """
 
 GPUS: Final = """Print the GPUs of a cluster's node: health, cordon, and what is wrong with each."""
+
+COMPLETION: Final = """Print a script that completes commands and options in a shell.
+
+\b
+  tangramctl completion bash > ~/.local/share/bash-completion/completions/tangramctl
+  tangramctl completion zsh > "${fpath[1]}/_tangramctl"
+  tangramctl completion fish > ~/.config/fish/completions/tangramctl.fish
+
+For `kubectl tangram`, kubectl's own completion is enough: it calls kubectl_complete-tangram, which is installed beside tangramctl.
+"""

@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
+from tangramctl.completion import SHELLS
 from tangramctl.errors import BadOption
 
 _Number = TypeVar("_Number", int, float)
@@ -42,6 +43,30 @@ def _refuse(sentence: str) -> NoReturn:
     raise typer.Exit(BadOption.code)
 
 
+def _among(*values: str) -> Callable[[str], list[str]]:
+    """Completes a word to those of the values that begin with it."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in values if value.startswith(incomplete)]
+
+    return complete
+
+
+def _shell(text: str) -> str:
+    if text not in SHELLS:
+        _refuse(f"SHELL is {text!r}: it must be {', '.join(SHELLS[:-1])} or {SHELLS[-1]}")
+    return text
+
+
+Shell = Annotated[
+    str,
+    typer.Argument(
+        metavar="SHELL",
+        help=f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}.",
+        parser=_shell,
+        autocompletion=_among(*SHELLS),
+    ),
+]
 Command = Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command and its arguments, after --.")]
 GpuMem = Annotated[
     str,
@@ -72,7 +97,13 @@ GpuCore = Annotated[
         help="GPU time, percent of one GPU. 0: no cap.",
     ),
 ]
-Class = Annotated[str, typer.Option("--class", metavar="CLASS", help="latency-critical, standard or best-effort.")]
+Class = Annotated[
+    str,
+    typer.Option(
+        "--class", metavar="CLASS", help="latency-critical, standard or best-effort.",
+        autocompletion=_among("latency-critical", "standard", "best-effort"),
+    ),
+]  # fmt: skip
 Level = Annotated[
     int,
     typer.Option(
@@ -119,8 +150,12 @@ IdleS = Annotated[
 SimulatedNodes = Annotated[Path | None, typer.Option("--nodes", metavar="FILE", help="CSV of the nodes.")]
 SimulatedPods = Annotated[Path | None, typer.Option("--pods", metavar="FILE", help="CSV of the pods.")]
 Policy = Annotated[
-    str, typer.Option("--policy", metavar="NAME", help="binpack, spread, fragmentation, topology or scheduler.")
-]
+    str,
+    typer.Option(
+        "--policy", metavar="NAME", help="binpack, spread, fragmentation, topology or scheduler.",
+        autocompletion=_among("binpack", "spread", "fragmentation", "topology", "scheduler"),
+    ),
+]  # fmt: skip
 Seeds = Annotated[str, typer.Option("--seeds", metavar="FIRST:END", help="Orders of arrival to try, END not included.")]
 Arrive = Annotated[float, typer.Option("--arrive", metavar="TIMES", help="How much arrives, times the capacity.")]
 Jobs = Annotated[

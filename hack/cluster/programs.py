@@ -74,13 +74,17 @@ POD_REQUESTS: Final = Module("podrequests")
 KUBECONFORM: Final = Module("kubeconform", ("github.com/yannh/kubeconform/cmd/kubeconform",))
 KUBE_SCORE: Final = Module("kubescore", ("github.com/zegl/kube-score/cmd/kube-score",))
 """Nor are these: what checks the chart's objects, by the API server's schemas and by rules of good practice."""
+ACTIONLINT: Final = Module("actionlint", ("github.com/rhysd/actionlint/cmd/actionlint",))
+"""Checks the workflows of .github/."""
+COSIGN: Final = Module("cosign", ("github.com/sigstore/cosign/v3/cmd/cosign",))
+"""Signs what is released. Two and a half minutes on two cores from nothing, so a release builds it and no test."""
 
 CLUSTER: Final = (KUBERNETES, ETCD, CONTAINERD, PAUSE, TOOLKIT, HELM)
 """What `up` needs, the longest build first."""
 
 
-ALL: Final = (*CLUSTER, KWOK, KIND, POD_REQUESTS, KUBECONFORM, KUBE_SCORE)
-"""With what only some want: simulated nodes by the thousand, clusters in Docker, a program that a test compares with."""
+ALL: Final = (*CLUSTER, KWOK, KIND, POD_REQUESTS, KUBECONFORM, KUBE_SCORE, ACTIONLINT, COSIGN)
+"""With what only some want: simulated nodes by the thousand, clusters in Docker, programs of tests and of a release."""
 
 
 def kubernetes_version() -> str:

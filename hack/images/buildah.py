@@ -24,6 +24,8 @@ SUITE: Final = "trixie"
 PACKAGES: Final = ("ca-certificates", "python3")
 LEFT_OUT: Final = ("doc", "info", "locale", "man")
 """Folders of /usr/share that no container reads."""
+FORGOTTEN: Final = ("etc/hostname", "etc/resolv.conf", "var/cache/ldconfig/aux-cache", "var/log/*.log", "var/log/apt/*")
+"""Files that say on which machine or when the base was made."""
 
 CERTIFICATES: Final = Path("/etc/ssl/certs")
 PASSED: Final = ("SSL_CERT_FILE", "PIP_CERT")
@@ -31,6 +33,9 @@ PASSED: Final = ("SSL_CERT_FILE", "PIP_CERT")
 
 MOST_IMAGES: Final = 150
 """Guessed: about thirty builds, a few GB."""
+
+CREATED_S: Final = 0
+"""Time of every image, layer and file in a layer, seconds since 1970: the same sources on the same base give the same digest."""
 
 
 class Buildah:
@@ -46,7 +51,7 @@ class Buildah:
             "--root",
             str(storage),
             "--runroot",
-            "/run/tangram-images",
+            f"/run/tangram-images-{hashlib.sha256(str(storage).encode()).hexdigest()[:8]}",
             "--storage-driver",
             driver,
         ]
@@ -57,7 +62,7 @@ class Buildah:
     @property
     def base(self) -> str:
         """Name of the base image; it changes with what the base is made of."""
-        key = hashlib.sha256(repr((SUITE, PACKAGES, LEFT_OUT)).encode()).hexdigest()[:12]
+        key = hashlib.sha256(repr((SUITE, PACKAGES, LEFT_OUT, FORGOTTEN)).encode()).hexdigest()[:12]
         return f"localhost/tangram-base:{SUITE}-{key}"
 
     def _run(self, command: Sequence[str]) -> str:
@@ -81,7 +86,8 @@ class Buildah:
         with steps.step(f"make the base image: Debian {SUITE} with {', '.join(PACKAGES)}"):
             exclude = [f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in LEFT_OUT]
             include = f"--include={','.join(PACKAGES)}"
-            self._run(["mmdebstrap", "--quiet", "--variant=minbase", include, *exclude, SUITE, str(tar)])
+            forget = f"--customize-hook=cd $1 && rm -f {' '.join(FORGOTTEN)}"
+            self._run(["mmdebstrap", "--quiet", "--variant=minbase", include, *exclude, forget, SUITE, str(tar)])
             container = self._run([*self._command, "from", "scratch"])
             self._run([*self._command, "add", "--quiet", container, str(tar), "/"])
             path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -89,13 +95,18 @@ class Buildah:
             self._run([*self._command, "commit", "--quiet", "--rm", container, self.base])
             tar.unlink()
 
-    def build(self, image: Image, archive: Path) -> None:
-        """Build the stage and write it as an OCI archive under the image's name."""
+    def build(self, image: Image, archive: Path, objects: Path | None = None) -> None:
+        """Build the stage and write it as an OCI archive under the image's name.
+
+        `objects` is an empty folder for what zig compiles: with it every step is done anew, and only downloads are used again.
+        """
         arguments = [f"--build-arg={name}={os.environ[name]}" for name in PASSED if os.environ.get(name)]
         volumes = [f"--volume={self._downloads}:/root/.cache"]
+        volumes += [f"--volume={objects}:/root/.cache/zig"] if objects else []
         volumes += [f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"] if CERTIFICATES.is_dir() else []
         command = [*self._command, "build", "--isolation", "chroot", "--network", "host"]
-        command += ["--layers", "--force-rm", "--pull-never"]
+        command += ["--layers", "--force-rm", "--pull-never", *(["--no-cache"] if objects else [])]
+        command += [f"--timestamp={CREATED_S}"] if image.root == ROOT else []
         command += ["--file", str(image.root / DOCKERFILE), "--ignorefile", str(image.root / IGNORED)]
         command += [f"--build-arg=BASE={self.base}", commit_argument(image), *arguments]
         self._run([*command, *volumes, "--target", image.target, "--tag", image.name, str(image.root)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+EXTRAS = PROJECT["project"]["optional-dependencies"]
 MODULES = {
     "google": "protobuf", "grpc": "grpcio", "pynvml": "nvidia-ml-py", "yaml": "pyyaml",
     "prometheus_client": "prometheus-client", "pydantic_settings": "pydantic-settings",
@@ -40,11 +42,13 @@ def names(requirements: Iterable[str]) -> set[str]:
 
 
 def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
-    declared = names(PROJECT["project"]["dependencies"])
-    extra = names(PROJECT["project"]["optional-dependencies"]["kubeconfig"])
-    assert {name for name, _ in imported()} == declared | extra
-    assert declared.isdisjoint(extra)
-    assert extra == set(ONLY_IN)
+    always, (cluster, kubeconfig) = (
+        names(PROJECT["project"]["dependencies"]),
+        (names(EXTRAS[name]) for name in ("cluster", "kubeconfig")),
+    )
+    assert {name for name, _ in imported()} == always | cluster | kubeconfig
+    assert len(always | cluster | kubeconfig) == len(always) + len(cluster) + len(kubeconfig)
+    assert kubeconfig == set(ONLY_IN)
 
 
 def test_what_images_leave_out_is_imported_by_the_reader_of_kubeconfigs_alone() -> None:
@@ -52,3 +56,36 @@ def test_what_images_leave_out_is_imported_by_the_reader_of_kubeconfigs_alone() 
     for name, path in imported():
         found.setdefault(name, set()).add(path)
     assert {name: found[name] for name in ONLY_IN} == ONLY_IN
+
+
+WITHOUT = """
+import importlib, pkgutil, sys
+from importlib.abc import MetaPathFinder
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in {missing!r}:
+            raise ModuleNotFoundError(f"{{name}} is of an extra", name=name)
+
+sys.meta_path.insert(0, Missing())
+for package in ("tangramctl", "nvml", "arbiter", "vgpu"):
+    module = importlib.import_module(package)
+    for found in pkgutil.walk_packages(module.__path__, f"{{package}}."):
+        importlib.import_module(found.name)
+"""
+
+
+def test_the_command_line_and_the_arbiter_that_it_starts_need_no_extra() -> None:
+    """In a process in which what the extras bring cannot be imported: also not by way of observe/, of which they use a part."""
+    modules = {distribution: module for module, distribution in MODULES.items()}
+    missing = sorted(modules.get(name, name) for name in names(EXTRAS["cluster"]) | names(EXTRAS["kubeconfig"]))
+    assert {"grpc", "fastapi", "kubernetes"} <= set(missing)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT.format(missing=missing)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

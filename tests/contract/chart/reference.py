@@ -1,4 +1,4 @@
-"""The tables of docs/reference/{chart,rbac}.md and docs/operations/node-rights.md, made from the chart's own text (comments in values.yaml and above
+"""The tables of docs/reference/{chart,rbac}.md, of the chart's README and of docs/operations/node-rights.md, made from the chart's own text (comments in values.yaml and above
 RBAC rules) and from what it renders.
 
 `python -m tests.contract.chart.reference` writes them (hack/verify-chart --write). What stands outside the marked part of a
@@ -170,6 +170,7 @@ class Page:
 
 PAGES: Final = (
     Page(ROOT / "docs/reference/chart.md", chart_table),
+    Page(CHART / "README.md", chart_table),
     Page(ROOT / "docs/reference/rbac.md", lambda: f"{rights_table(_rendered())}\n\n{borrowed_table(_rendered())}"),
     Page(ROOT / "docs/operations/node-rights.md", lambda: node_rights(_helm())),
 )
