@@ -66,6 +66,9 @@ enum fake_reading {
     FAKE_READINGS
 };
 
+/* Its memory: its own behind PCIe; a NUMA node of the kernel; its own and allocated by the driver alone (CDMM); the machine's (GB10). */
+enum fake_coherent { COHERENT_no, COHERENT_numa, COHERENT_cdmm, COHERENT_unified };
+
 struct fake_gpu {
     /* from its model, in the order of daemon/models.def */
     char model[16], name[64]; /* "h200" */
@@ -77,6 +80,7 @@ struct fake_gpu {
     char uuid[48], serial[32];
     uint8_t uuid_bytes[16];
     uint32_t minor, pci_domain, pci_bus, pci_device;
+    uint32_t coherent;                   /* enum fake_coherent */
     int32_t numa, link_peer[FAKE_LINKS]; /* GPU at the other end, -1 = not connected, -2 = a switch */
     uint32_t mig_on, mig_pending;        /* pending: what it will be when it is next idle and set again */
     uint32_t profiles;                   /* without profiles it has no MIG */
