@@ -77,7 +77,6 @@ def test_the_reason_goes_with_the_gpu_and_with_the_node() -> None:
     assert why(made, SHARE) == WHOLE_ONLY
     made.remove_node(NODE)
     assert not made.unshared
-    made.set_node("n2", Inventory((gpu(0),)))
     assert not made.whole_only.any()
 
 
