@@ -38,7 +38,7 @@
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 14u /* of the page and of the message */
+#define FAKE_PAGE_VERSION 15u /* of the page and of the message */
 
 /* A lock of all processes that none can keep: whoever waits for one turn longer than it may last takes the lock over. Its holder was
  * stopped (SIGSTOP) or killed: a kernel driver, which has these records on a real machine, is neither. page.c */
@@ -167,7 +167,10 @@ struct fake_page {
     char kernel_misuse[128];                   /* the last one, in words */
     char bus_folder[200];                      /* has a link for each GPU of the machine, as the folder of a PCI driver in sysfs; "" = none */
     char seed[64];                             /* mixed into the default UUIDs, so that two nodes' GPUs differ */
-    pthread_mutex_t commands;                  /* serialises commands; robust, shared between processes */
+    union {
+        pthread_mutex_t commands; /* serialises commands; robust, shared between processes */
+        char commands_room[64];   /* its size is the machine's: a program that is emulated has the same page */
+    };
     struct fake_lock lock;
     uint32_t slots;                            /* all that were ever used are below */
     uint32_t ended_client[FAKE_SLOTS];         /* in the kernel driver, of the last process of each slot that ended */
