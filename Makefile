@@ -24,7 +24,7 @@ PREPARE = $(RUN) python -m hack.prepare $(addprefix --provider ,$(PROVIDER))
 CLUSTER_UP = $(PREPARE) && \
 	$(RUN) python -m hack.cluster up $(addprefix --replace --provider ,$(PROVIDER)) && $(RUN) python -m hack.cluster load
 
-.PHONY: help demo test lint unit library shim sanitized faults driver-abi fuzz e2e prepare images cluster-up cluster-down bench update clean
+.PHONY: help demo test lint unit library shim sanitized arm64 faults driver-abi fuzz e2e prepare images cluster-up cluster-down bench update clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ shim: .venv/.synced ## the interception library, the fake driver and their C tes
 
 sanitized: .venv/.synced ## the same, and the library's integration tests under ASan, UBSan and TSan (about two minutes)
 	$(SHIM) lib fake unit sanitized
+
+arm64: .venv/.synced ## the library for arm64, and its tests under qemu's user mode (half a minute; installs qemu-user)
+	$(AS_ROOT) $(RUN) python -m hack.arm64
 
 faults: .venv/.synced ## kill, stop, stall (ROUNDS=1000, STALLS=100, KILLS=20, SEED=1; half an hour), then the fault matrix on the local cluster (half an hour)
 	$(SHIM) lib

@@ -13,12 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from hack.arm64 import EMULATOR
 from tests.built import shim_build
 from tests.integration.shim.conftest import GPUS, Stage, a_node
 from tests.probe import Probe
-
-EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
-"""The C library of the Debian package libc6-arm64-cross."""
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +33,9 @@ class EmulatedStage(Stage):
     arm64: Path
 
     def bare_probe(self, route: str = "direct", key: str = "", **env: str) -> Probe:
-        inside = {"LD_PRELOAD": str(self.arm64 / "libtangram.so"), "LD_LIBRARY_PATH": str(self.arm64 / "fake")} | env
+        outside = self.env(key, **env)
+        inside = {"LD_PRELOAD": env.get("LD_PRELOAD", str(self.arm64 / "libtangram.so")), "LD_LIBRARY_PATH": str(self.arm64 / "fake")}
         given = [word for name in inside for word in ("-E", f"{name}={inside[name]}")]
-        outside = self.env(key)
         del outside["LD_PRELOAD"], outside["LD_LIBRARY_PATH"]
         pipe, program = subprocess.PIPE, self.arm64 / f"tests/probe-{route}"
         process = subprocess.Popen(
