@@ -43,11 +43,11 @@ demo: .venv/.synced ## a local cluster, the chart, pods that share a GPU, shown 
 test e2e: PROVIDER = local
 # What computes runs beside what waits. On the cluster much is waited for, so the domain's tests run there: they know no clock, process or socket.
 # Nothing runs beside the tests of GPU time. Some tests before that run programs of the cluster, and have not the time to build them.
-test: .venv/.synced ## everything that needs no GPU: lint, C, unit, contract, integration, real cluster
+test: .venv/.synced ## everything that needs no GPU: lint, C, arm64, unit, contract, integration, real cluster
 	@$(SIDE_BY_SIDE) '$(MAKE) --no-print-directory lint' '$(MAKE) --no-print-directory sanitized' '$(IDLE) $(MAKE) --no-print-directory prepare PROVIDER=$(PROVIDER)'
 	@status=0; $(ON_ALL) --ignore=tests/unit/vgpu tests/unit tests/contract tests/integration || status=$$?; \
 	$(GPU_TIME) || status=$$?; \
-	$(SIDE_BY_SIDE) '$(IDLE) env $(ON_ALL) -n auto --timeout 600 tests/unit/vgpu' '$(CLUSTER_UP) && $(AS_ROOT) $(RUN) pytest $(SLOWEST) -p no:cacheprovider tests/e2e' || status=$$?; \
+	$(SIDE_BY_SIDE) '$(IDLE) env $(ON_ALL) -n auto --timeout 600 tests/unit/vgpu' '$(IDLE) $(MAKE) --no-print-directory arm64' '$(CLUSTER_UP) && $(AS_ROOT) $(RUN) pytest $(SLOWEST) -p no:cacheprovider tests/e2e' || status=$$?; \
 	$(RUN) python -m hack.cluster down --quiet; exit $$status
 
 lint: .venv/.synced ## style, types, layer contracts, generated files
@@ -72,7 +72,8 @@ sanitized: .venv/.synced ## the same, and the library's integration tests under 
 	$(SHIM) lib fake unit sanitized
 
 arm64: .venv/.synced ## the library for arm64, and its tests under qemu's user mode (half a minute; installs qemu-user)
-	$(AS_ROOT) $(RUN) python -m hack.arm64
+	@$(AS_ROOT) $(RUN) python -m hack.arm64 packages
+	$(RUN) python -m hack.arm64
 
 faults: .venv/.synced ## kill, stop, stall (ROUNDS=1000, STALLS=100, KILLS=20, SEED=1; half an hour), then the fault matrix on the local cluster (half an hour)
 	$(SHIM) lib

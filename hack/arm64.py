@@ -63,9 +63,16 @@ def run(lines: Sequence[Sequence[str]], folder: Path = ROOT) -> int:
 
 
 def main() -> int:
-    if packages := debian.missing(PACKAGES):
-        print(f"arm64: installing {' '.join(packages)}", file=sys.stderr)
-        debian.install(packages)
+    """With the word `packages`: install what the machine lacks, as root, and build nothing."""
+    packages = debian.missing(PACKAGES)
+    if sys.argv[1:] == ["packages"]:
+        if packages:
+            print(f"arm64: installing {' '.join(packages)}", file=sys.stderr)
+            debian.install(packages)
+        return 0
+    if packages:
+        print(f"arm64: missing {', '.join(packages)}: `make arm64` installs them", file=sys.stderr)
+        return 1
     return run(commands())
 
 

@@ -34,7 +34,10 @@ class EmulatedStage(Stage):
 
     def bare_probe(self, route: str = "direct", key: str = "", **env: str) -> Probe:
         outside = self.env(key, **env)
-        inside = {"LD_PRELOAD": env.get("LD_PRELOAD", str(self.arm64 / "libtangram.so")), "LD_LIBRARY_PATH": str(self.arm64 / "fake")}
+        inside = {
+            "LD_PRELOAD": env.get("LD_PRELOAD", str(self.arm64 / "libtangram.so")),
+            "LD_LIBRARY_PATH": str(self.arm64 / "fake"),
+        }
         given = [word for name in inside for word in ("-E", f"{name}={inside[name]}")]
         del outside["LD_PRELOAD"], outside["LD_LIBRARY_PATH"]
         pipe, program = subprocess.PIPE, self.arm64 / f"tests/probe-{route}"
