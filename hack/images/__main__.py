@@ -1,16 +1,18 @@
-"""The command line: `python -m hack.images build [NAME ...]`, names being those of the Dockerfile's targets."""
+"""The command line: `python -m hack.images build [NAME ...]`, names being those of the Dockerfile's targets, and `index`, which joins archives of several platforms."""
 
 from __future__ import annotations
 
 import argparse
 import fcntl
 import sys
+from pathlib import Path
 
 from hack.cluster.caller import become_root, make_folder
 from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
 from hack.images.build import build_all
 from hack.images.catalogue import IMAGES
+from hack.images.index import BadArchive, join
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -21,11 +23,26 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument(
         "targets", nargs="*", metavar="NAME", help=f"some of {', '.join(targets)}, kube-scheduler (default: all)"
     )
+    index = commands.add_parser("index", help="join OCI archives of one image, one for each platform")
+    index.add_argument("name", help="of the image, as REGISTRY/tangram:0.1.0")
+    index.add_argument("target", type=Path, help="archive to write")
+    index.add_argument("archives", type=Path, nargs="+", metavar="ARCHIVE")
     return parser
+
+
+def _index(name: str, target: Path, archives: list[Path]) -> int:
+    try:
+        print(f"{target}: {name} for {', '.join(join(target, name, archives))}")
+    except (BadArchive, OSError) as error:
+        print(f"index: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def main() -> int:
     arguments = _parser().parse_args()
+    if arguments.command == "index":
+        return _index(arguments.name, arguments.target, arguments.archives)
     become_root("hack.images")
     known = {image.target for image in IMAGES} | {"kube-scheduler"}
     unknown = set(arguments.targets) - known
