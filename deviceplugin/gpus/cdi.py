@@ -9,6 +9,7 @@ Format: github.com/cncf-tags/container-device-interface, SPEC.md, version 0.5.0.
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -34,8 +35,14 @@ LIBRARIES: Final = (
 )  # fmt: skip
 """What compute and utility programs load, as NVIDIA's container toolkit lists it."""
 
-LOADER_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
-"""Folders that glibc searches without a cache: Debian's and all others'."""
+
+def loader_folders(machine: str) -> tuple[str, str]:
+    """Folders that glibc searches without a cache, on a machine as uname names it: Debian's and all others'."""
+    return (f"/usr/lib/{machine}-linux-gnu", "/usr/lib64")
+
+
+LOADER_FOLDERS: Final = loader_folders(platform.machine())
+"""Containers have the node's architecture."""
 
 CONTROL_NODES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 CONTROL_NODES_NEEDED: Final = ("nvidiactl", "nvidia-uvm")
