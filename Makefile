@@ -24,7 +24,7 @@ PREPARE = $(RUN) python -m hack.prepare $(addprefix --provider ,$(PROVIDER)) $(P
 CLUSTER_UP = $(PREPARE) && \
 	$(RUN) python -m hack.cluster up $(addprefix --replace --provider ,$(PROVIDER)) && $(RUN) python -m hack.cluster load
 
-.PHONY: help demo test lint unit library shim sanitized faults driver-abi fuzz e2e prepare images reproducible cluster-up cluster-down bench update clean
+.PHONY: help demo test lint unit library shim sanitized arm64 faults driver-abi fuzz e2e prepare images reproducible cluster-up cluster-down bench update clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,11 +45,11 @@ test e2e: PROVIDER = local
 test e2e: PREVIOUS = --previous
 # What computes runs beside what waits. On the cluster much is waited for, so the domain's tests run there: they know no clock, process or socket.
 # Nothing runs beside the tests of GPU time. Some tests before that run programs of the cluster, and have not the time to build them.
-test: .venv/.synced ## everything that needs no GPU: lint, C, unit, contract, integration, real cluster
+test: .venv/.synced ## everything that needs no GPU: lint, C, arm64, unit, contract, integration, real cluster
 	@$(SIDE_BY_SIDE) '$(MAKE) --no-print-directory lint' '$(MAKE) --no-print-directory sanitized' '$(IDLE) $(MAKE) --no-print-directory prepare PROVIDER=$(PROVIDER) PREVIOUS=$(PREVIOUS)'
 	@status=0; $(ON_ALL) --ignore=tests/unit/vgpu tests/unit tests/contract tests/integration || status=$$?; \
 	$(GPU_TIME) || status=$$?; \
-	$(SIDE_BY_SIDE) '$(IDLE) env $(ON_ALL) -n auto --timeout 600 tests/unit/vgpu' '$(CLUSTER_UP) && $(AS_ROOT) $(RUN) pytest $(SLOWEST) -p no:cacheprovider tests/e2e' || status=$$?; \
+	$(SIDE_BY_SIDE) '$(IDLE) env $(ON_ALL) -n auto --timeout 600 tests/unit/vgpu' '$(IDLE) $(MAKE) --no-print-directory arm64' '$(CLUSTER_UP) && $(AS_ROOT) $(RUN) pytest $(SLOWEST) -p no:cacheprovider tests/e2e' || status=$$?; \
 	$(RUN) python -m hack.cluster down --quiet; exit $$status
 
 lint: .venv/.synced ## style, types, layer contracts, generated files
@@ -72,6 +72,10 @@ shim: .venv/.synced ## the interception library, the fake driver and their C tes
 
 sanitized: .venv/.synced ## the same, and the library's integration tests under ASan, UBSan and TSan (about two minutes)
 	$(SHIM) lib fake unit sanitized
+
+arm64: .venv/.synced ## the library for arm64, and its tests under qemu's user mode (half a minute; installs qemu-user)
+	@$(AS_ROOT) $(RUN) python -m hack.arm64 packages
+	$(RUN) python -m hack.arm64
 
 faults: .venv/.synced ## kill, stop, stall (ROUNDS=1000, STALLS=100, KILLS=20, SEED=1; half an hour), then the fault matrix on the local cluster (half an hour)
 	$(SHIM) lib

@@ -18,6 +18,7 @@ from itertools import chain, islice
 from typing import Final
 
 from vgpu.api.burst import Burst
+from vgpu.api.coherent import why_whole_only
 from vgpu.api.contract import uuid_of
 from vgpu.api.errors import Refused
 from vgpu.api.grant import Assignment
@@ -277,6 +278,10 @@ def check_capacity(
             why = "; ".join(map(str, gpu.withdrawn))
             raise Refused(
                 f"GPU {gpu.index} ({gpu.uuid}) is withdrawn from new pods ({why}): a pod that was placed there before has to be made again"
+            )
+        if gpu.whole_only and (mib[uuid] or percent[uuid]):
+            raise Refused(
+                f"GPU {gpu.index} ({gpu.uuid}) is given whole only, since {why_whole_only(gpu.coherent)} and no memory limit is enforced on it: pods of this node were assigned shares of it"
             )
         if mib[uuid] > gpu.mib or percent[uuid] > FULL_CORE_PERCENT:
             raise Refused(

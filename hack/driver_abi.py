@@ -4,7 +4,7 @@
     python -m hack.driver_abi MIRROR --check    exit status 1 where they differ from the tags
 
 MIRROR is a git directory of github.com/NVIDIA/open-gpu-kernel-modules with its tags. Tags of the branches 535 and later are read. Offsets are
-computed as a compiler for x86-64 lays the structs out.
+computed as compilers for x86-64 and AArch64 lay the structs out: each checks them when it compiles the header.
 """
 
 from __future__ import annotations

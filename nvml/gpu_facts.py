@@ -1,20 +1,24 @@
 """What a GPU is, as NVML reports it. States facts and decides nothing.
 
 What a GPU cannot report (an old driver, a virtual machine) has the neutral value: NUMA -1, no links, no MIG. What it must report and
-does not (its UUID, its memory) is an error that names the GPU.
+does not (its UUID, its memory) is an error that names the GPU. A GPU that has no memory of its own has the machine's.
 """
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from nvml import handles, links
 from nvml.binding import nv
+from nvml.errors import NvmlError
 from nvml.messages import CountReply
 from nvml.naming import naming
+from vgpu.api.coherent import MemoryFacts, coherent_memory
 from vgpu.api.inventory import Gpu, MigInstance
 
 MIB: Final = 2**20
@@ -29,6 +33,8 @@ ARCHITECTURES: Final = {
 
 _PROFILE_IN_NAME = re.compile(r"\bMIG ((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+.-][a-z.]+)*)\s*\Z")
 """The end of a MIG device's name, as drivers from R470 on write it: `NVIDIA H200 MIG 1g.18gb+me`."""
+
+_MEM_TOTAL = re.compile(r"^MemTotal: +([0-9]+) kB$", re.MULTILINE)
 
 T = TypeVar("T")
 
@@ -52,7 +58,8 @@ def gpu_at(index: int) -> Gpu:
         handle = handles.of_index(index)
         uuid = str(nv.nvmlDeviceGetUUID(handle))
     with naming(f"GPU {index} ({uuid})"):
-        total_bytes = int(nv.nvmlDeviceGetMemoryInfo(handle).total)
+        own_bytes = _memory_bytes(handle)
+        total_bytes = machine_bytes() if own_bytes is None else own_bytes
         model = str(nv.nvmlDeviceGetName(handle))
     mode = _optional(lambda: bool(nv.nvmlDeviceGetMigMode(handle)[0]), None)
     mig = bool(mode)
@@ -69,7 +76,41 @@ def gpu_at(index: int) -> Gpu:
         nvlinks=_nvlinks(handle),
         arch=ARCHITECTURES.get(_optional(lambda: int(nv.nvmlDeviceGetArchitecture(handle)), 0), ""),
         mig_capable=mode is not None,
+        coherent=coherent_memory(_memory_facts(handle, own_bytes is not None), platform.machine()),
     )
+
+
+def _memory_bytes(handle: Any) -> int | None:
+    """Of the GPU's own memory; None where it has none, as GB10: NVML does not support the question there."""
+    try:
+        return int(nv.nvmlDeviceGetMemoryInfo(handle).total)
+    except nv.NVMLError_NotSupported:
+        return None
+
+
+def machine_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """The machine's memory, which a GPU without memory of its own uses. Raises NvmlError."""
+    try:
+        found = _MEM_TOTAL.search(meminfo.read_text())
+    except OSError as error:
+        raise NvmlError(f"the GPU has no memory of its own, and {meminfo} cannot be read: {error}") from None
+    if not found:
+        raise NvmlError(f"the GPU has no memory of its own, and {meminfo} has no line MemTotal")
+    return int(found[1]) * 1024
+
+
+def _memory_facts(handle: Any, reports_memory: bool) -> MemoryFacts:
+    node, known = None, True
+    try:
+        node = int(nv.nvmlDeviceGetNumaNodeId(handle))
+    except nv.NVMLError_NotSupported:
+        pass
+    except nv.NVMLError:
+        known = False
+    mode_of = getattr(nv, "nvmlDeviceGetAddressingMode", None)
+    mode = None if mode_of is None else _optional(lambda: int(mode_of(handle)), None)
+    major, minor = map(int, _optional(lambda: nv.nvmlDeviceGetCudaComputeCapability(handle), (0, 0)))
+    return MemoryFacts(mode, node, known, reports_memory, (major, minor))
 
 
 def _numa(handle: Any) -> int:

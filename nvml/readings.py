@@ -6,6 +6,7 @@ A value that this GPU or driver does not report is None. That the GPU does not a
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from nvml import handles, links
@@ -26,7 +27,8 @@ def health(uuid: str) -> HealthReply:
     try:
         with naming(f"GPU {uuid}"):
             handle = handles.of_uuid(uuid)
-            nv.nvmlDeviceGetMemoryInfo(handle)
+            with suppress(nv.NVMLError_NotSupported):  # it answers, and has no memory of its own
+                nv.nvmlDeviceGetMemoryInfo(handle)
             return HealthReply(None, reading(handle))
     except NvmlError as error:
         return HealthReply(str(error), code=error.code)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from tangramctl.errors import BadOption, NoCapacity
+from vgpu.api.coherent import why_whole_only
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.request import PodRequest
 from vgpu.scheduling.fleet import Fleet
-from vgpu.scheduling.placement import IN_MIG_MODE, TOO_LARGE, Placement, place
+from vgpu.scheduling.placement import IN_MIG_MODE, TOO_LARGE, WHOLE_ONLY, Placement, place
 
 HERE: Final = "this machine"
 
@@ -49,7 +50,7 @@ def choose(
         return assigned
     (wanted,) = request.containers
     allowed = [gpu for gpu in inventory.gpus if not request.uuids or gpu.uuid in request.uuids]
-    if answer.reasons[HERE] in (IN_MIG_MODE, TOO_LARGE):
+    if answer.reasons[HERE] in (IN_MIG_MODE, WHOLE_ONLY, TOO_LARGE):
         raise BadOption(_too_large(wanted.mib, allowed, hint))
     free = {gpu.uuid: _free(fleet, row) for row, gpu in enumerate(inventory.gpus)}
     cap = f" and {wanted.core_percent} % of its time" if wanted.core_percent else ""
@@ -65,9 +66,9 @@ def _free(fleet: Fleet, row: int) -> tuple[int, int]:
 
 
 def _too_large(mib: int, allowed: list[Gpu], hint: str) -> str:
-    shared = [gpu for gpu in allowed if gpu.shareable]
+    shared = [gpu for gpu in allowed if gpu.offers_shares]
     if not shared:
-        return f"--gpu-mem is {mib} MiB: none of the {len(allowed)} GPUs may be shared (unhealthy, or in MIG mode)"
+        return f"--gpu-mem is {mib} MiB: none of the {len(allowed)} GPUs may be shared (unhealthy, in MIG mode, or with coherent memory)"
     largest = max(shared, key=lambda gpu: gpu.mib)
     return (
         f"--gpu-mem is {mib} MiB: it must be 1 to {largest.mib} MiB, "
@@ -75,10 +76,16 @@ def _too_large(mib: int, allowed: list[Gpu], hint: str) -> str:
     )
 
 
+def _why_not_shared(gpu: Gpu) -> str:
+    if gpu.mig:
+        return "MIG mode"
+    return why_whole_only(gpu.coherent) if gpu.whole_only else "unhealthy"
+
+
 def _gpu_lines(gpu: Gpu, free: tuple[int, int], foreign_mib: int, held: list[RunAllocation]) -> list[str]:
     name = f"  GPU {gpu.index} ({gpu.model}, {gpu.uuid})"
-    if not gpu.shareable:
-        return [f"{name}: may not be shared ({'MIG mode' if gpu.mig else 'unhealthy'})"]
+    if not gpu.offers_shares:
+        return [f"{name}: may not be shared ({_why_not_shared(gpu)})"]
     lines = [f"{name}: {free[0]} of {gpu.mib} MiB and {free[1]} % free"]
     for holding in sorted(held, key=lambda holding: -holding.assigned.mib):
         if holding.assigned.uuid == gpu.uuid:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from tangramctl.cluster import kubectl, output_of
 from tangramctl.errors import BadOption, CommandError
 from vgpu.api.codec import inventory_from_json
+from vgpu.api.coherent import why_whole_only
 from vgpu.api.cordon import Cordon, cordons_from_json, cordons_to_json
 from vgpu.api.errors import BadDocument
 from vgpu.api.inventory import CORDON_REASONS, Gpu, Inventory
@@ -167,6 +168,8 @@ def _line(gpu: Gpu, one: Cordon | None) -> str:
     parts = [str(gpu.index), gpu.uuid, gpu.model, gpu.state]
     if one is not None or gpu.cordon:
         parts.append(_cordon(one, gpu.cordon))
+    if gpu.whole_only:
+        parts.append(f"given whole only: {why_whole_only(gpu.coherent)}")
     standing = (c for c in gpu.conditions if c.reason not in CORDON_REASONS)
     parts += [f"{c.reason} since {_time(c.since_s)}: {c.message}" for c in standing]
     return "  ".join(parts)

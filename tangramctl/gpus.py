@@ -50,7 +50,7 @@ def driver(machine: StateRoot) -> Iterator[tuple[Inventory, Nvml]]:
 
 def usages(inventory: Inventory, nvml: Nvml) -> list[ProcessUsage]:
     """The processes on the GPUs that may be shared. Raises NvmlError."""
-    return [usage for gpu in inventory.gpus if gpu.shareable for usage in nvml.processes(gpu.uuid)]
+    return [usage for gpu in inventory.gpus if gpu.offers_shares for usage in nvml.processes(gpu.uuid)]
 
 
 def foreign_mib(usages: Iterable[ProcessUsage], grants: Collection[str]) -> dict[str, int]:

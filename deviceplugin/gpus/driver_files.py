@@ -8,6 +8,7 @@ container's cache of libraries, so each library is mounted under the names that 
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,8 +40,14 @@ LINKS: Final = (
 )
 """Further names: what programs that are linked without a SONAME request, and what GLVND does for a server without a vendor."""
 
-LOADER_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
-"""Folders that glibc searches without a cache: Debian's and all others'."""
+
+def loader_folders(machine: str) -> tuple[str, str]:
+    """Folders that glibc searches without a cache, on a machine as uname names it: Debian's and all others'."""
+    return (f"/usr/lib/{machine}-linux-gnu", "/usr/lib64")
+
+
+LOADER_FOLDERS: Final = loader_folders(platform.machine())
+"""Containers have the node's architecture."""
 
 SHARED: Final = (
     "glvnd/egl_vendor.d/10_nvidia.json", "egl/egl_external_platform.d/15_nvidia_gbm.json", "egl/egl_external_platform.d/10_nvidia_wayland.json",

@@ -68,7 +68,7 @@ class SharedGpusFile:
         held = [part for pod in self._pods.node_pods() for part in pod.assignment.held()]
         held += [part for orphan in self._offer.inventory().orphans for part in orphan.held]
         used = {part.uuid for part in held}
-        there = [gpu for gpu in self._offer.inventory().gpus if not gpu.mig]
+        there = [gpu for gpu in self._offer.inventory().gpus if not gpu.mig and not gpu.whole_only]
         gpus = [gpu.uuid for gpu in there if gpu.uuid in used or not gpu.withdrawn]  # no copier on a GPU of others
         whole = {part.uuid for part in held if part.kind == "whole"}
         shared = SharedGpus(

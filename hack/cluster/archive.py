@@ -47,7 +47,14 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def write(target: Path, name: str, files: Mapping[str, Path], entrypoint: Sequence[str], user: str = "") -> None:
+def write(
+    target: Path,
+    name: str,
+    files: Mapping[str, Path],
+    entrypoint: Sequence[str],
+    user: str = "",
+    architecture: str = "amd64",
+) -> None:
     """An archive at `target` with one image called `name` (host/path:tag); `files` are absolute paths without the slash."""
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch, tarfile.open(target, "w") as archive:
         layer = Path(scratch) / "layer.tar"
@@ -69,7 +76,7 @@ def write(target: Path, name: str, files: Mapping[str, Path], entrypoint: Sequen
 
         settings = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], "Entrypoint": list(entrypoint), "User": user}
         config = {
-            "architecture": "amd64",
+            "architecture": architecture,
             "os": "linux",
             "config": settings,
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},

@@ -1,10 +1,11 @@
-"""The command line: `python -m hack.images build [NAME ...]`, names being those of the Dockerfile's targets."""
+"""The command line: `python -m hack.images build [NAME ...]`, names being those of the Dockerfile's targets, and `index`, which joins archives of several platforms."""
 
 from __future__ import annotations
 
 import argparse
 import fcntl
 import sys
+from pathlib import Path
 from typing import Final
 
 from hack.cluster.caller import become_root, make_folder
@@ -12,6 +13,7 @@ from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
 from hack.images.build import build_all
 from hack.images.catalogue import IMAGES, previous_image
+from hack.images.index import BadArchive, join
 
 PREVIOUS: Final = "previous"
 """The release before this one, with which an upgrade begins: only when it is named."""
@@ -24,11 +26,26 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser("build", help="build what the cache lacks")
     names = f"some of {', '.join(KNOWN)} (default: all), {PREVIOUS} (the release before this one)"
     build.add_argument("targets", nargs="*", metavar="NAME", help=names)
+    index = commands.add_parser("index", help="join OCI archives of one image, one for each platform")
+    index.add_argument("name", help="of the image, as REGISTRY/tangram:0.1.0")
+    index.add_argument("target", type=Path, help="archive to write")
+    index.add_argument("archives", type=Path, nargs="+", metavar="ARCHIVE")
     return parser
+
+
+def _index(name: str, target: Path, archives: list[Path]) -> int:
+    try:
+        print(f"{target}: {name} for {', '.join(join(target, name, archives))}")
+    except (BadArchive, OSError) as error:
+        print(f"index: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def main() -> int:
     arguments = _parser().parse_args()
+    if arguments.command == "index":
+        return _index(arguments.name, arguments.target, arguments.archives)
     become_root("hack.images")
     unknown = set(arguments.targets) - {*KNOWN, PREVIOUS}
     if unknown:

@@ -38,7 +38,7 @@
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 14u /* of the page and of the message */
+#define FAKE_PAGE_VERSION 15u /* of the page and of the message */
 
 /* A lock of all processes that none can keep: whoever waits for one turn longer than it may last takes the lock over. Its holder was
  * stopped (SIGSTOP) or killed: a kernel driver, which has these records on a real machine, is neither. page.c */
@@ -66,6 +66,9 @@ enum fake_reading {
     FAKE_READINGS
 };
 
+/* Its memory: its own behind PCIe; a NUMA node of the kernel; its own and allocated by the driver alone (CDMM); the machine's (GB10). */
+enum fake_coherent { COHERENT_no, COHERENT_numa, COHERENT_cdmm, COHERENT_unified };
+
 struct fake_gpu {
     /* from its model, in the order of daemon/models.def */
     char model[16], name[64]; /* "h200" */
@@ -77,6 +80,7 @@ struct fake_gpu {
     char uuid[48], serial[32];
     uint8_t uuid_bytes[16];
     uint32_t minor, pci_domain, pci_bus, pci_device;
+    uint32_t coherent;                   /* enum fake_coherent */
     int32_t numa, link_peer[FAKE_LINKS]; /* GPU at the other end, -1 = not connected, -2 = a switch */
     uint32_t mig_on, mig_pending;        /* pending: what it will be when it is next idle and set again */
     uint32_t profiles;                   /* without profiles it has no MIG */
@@ -163,7 +167,10 @@ struct fake_page {
     char kernel_misuse[128];                   /* the last one, in words */
     char bus_folder[200];                      /* has a link for each GPU of the machine, as the folder of a PCI driver in sysfs; "" = none */
     char seed[64];                             /* mixed into the default UUIDs, so that two nodes' GPUs differ */
-    pthread_mutex_t commands;                  /* serialises commands; robust, shared between processes */
+    union {
+        pthread_mutex_t commands; /* serialises commands; robust, shared between processes */
+        char commands_room[64];   /* its size is the machine's: a program that is emulated has the same page */
+    };
     struct fake_lock lock;
     uint32_t slots;                            /* all that were ever used are below */
     uint32_t ended_client[FAKE_SLOTS];         /* in the kernel driver, of the last process of each slot that ended */

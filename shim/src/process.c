@@ -52,16 +52,17 @@ struct tangram tangram = {
 
 static const pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
 
-enum { WORD_BYTES = 4096, WIPEONFORK = 18 }; /* specified: MADV_WIPEONFORK, which older headers lack */
+enum { WIPEONFORK = 18 }; /* specified: MADV_WIPEONFORK, which older headers lack */
 
 /* When the library is loaded, for the parent may clone before either of them comes here. */
 __attribute__((constructor)) static void note_owner_of_memory(void)
 {
     int saved = errno;
     if (atomic_load(&tangram.pid) == 0) {
-        void *word = mmap(NULL, WORD_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (word != MAP_FAILED && madvise(word, WORD_BYTES, WIPEONFORK) != 0) {
-            munmap(word, WORD_BYTES);
+        const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+        void *word = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (word != MAP_FAILED && madvise(word, page, WIPEONFORK) != 0) {
+            munmap(word, page);
             word = MAP_FAILED;
         }
         if (word != MAP_FAILED) {

@@ -50,7 +50,7 @@ static void take_driver(void)
 
 static void begin(void)
 {
-    CUcontext context;
+    CUcontext context = NULL;
     take_driver();
     need(cuInit(0) == CUDA_SUCCESS && cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS, "a context");
     need(p_cuCtxSetCurrent(context) == CUDA_SUCCESS, "cuCtxSetCurrent");
@@ -253,7 +253,7 @@ static CUfunction a_kernel(void)
 {
     static const char image[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry k() { ret; }\n//fake k us=3000\n";
     CUmodule module;
-    CUfunction kernel;
+    CUfunction kernel = NULL;
     need(cuModuleLoadData(&module, image) == CUDA_SUCCESS && cuModuleGetFunction(&kernel, module, "k") == CUDA_SUCCESS, "a kernel");
     return kernel;
 }

@@ -3,15 +3,18 @@
  *
  * Compiled with the library's own sources, so that the sanitizers see them. */
 #include <assert.h>
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../src/link/link.h"
 #include "../src/memory/pool.h"
 
 #undef NDEBUG
@@ -343,8 +346,40 @@ static void who_waits_for_a_lock_sleeps_until_it_is_woken(void)
     lock_release(&awaited);
 }
 
+static long larger_page;
+long __sysconf(int name); /* libc's, by its other name */
+
+/* In place of libc's, for all of the program, before a sanitizer is ready too. */
+__attribute__((no_sanitize("address"), no_sanitize("thread"), no_sanitize("undefined"))) long sysconf(int name)
+{
+    return name == _SC_PAGESIZE && larger_page != 0 ? larger_page : __sysconf(name);
+}
+
+/* A kernel with pages of 64 KiB maps, protects and replaces no less: as much as is mapped by the one, and protected, is by the other. */
+static void maps_are_whole_pages_of_any_kernel(void)
+{
+    const size_t page = (size_t)__sysconf(_SC_PAGESIZE);
+    char byte = 0;
+    int made[2];
+    larger_page = 65536;
+    char *before = mmap(NULL, 3 * 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *at = (char *)(((uintptr_t)before + 65535) / 65536 * 65536);
+    assert(before != MAP_FAILED && pipe(made) == 0 && wire_map_page(at, -1) == at);
+    for (size_t i = 0; i < 65536; i += page) {
+        assert(write(made[1], at + i, 1) == 1);                  /* it can be read */
+        assert(read(made[0], at + i, 1) < 0 && errno == EFAULT); /* and not written */
+        assert(read(made[0], &byte, 1) == 1 && byte == 0);
+    }
+    assert(write(made[1], at + 65536, 1) == 1 && read(made[0], at + 65536, 1) == 1); /* and no more than that */
+    larger_page = 0;
+    close(made[0]);
+    close(made[1]);
+    munmap(before, 3 * 65536);
+}
+
 int main(void)
 {
+    maps_are_whole_pages_of_any_kernel();
     grants();
     the_table_agrees_with_an_array();
     memory_is_forgotten_with_its_context_though_its_address_is_taken_again();

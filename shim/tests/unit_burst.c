@@ -82,7 +82,7 @@ static CUresult export(void *out, CUmemGenericAllocationHandle handle, CUmemAllo
     if (fake.exports == 0 || step() != CUDA_SUCCESS)
         return (CUresult)REFUSED;
     fake.exports--;
-    *(int *)out = memfd_create("block", 0);
+    *(int *)out = (int)syscall(SYS_memfd_create, "block", 0u);
     return CUDA_SUCCESS;
 }
 static CUresult exchange(CUstreamCaptureMode *mode)

@@ -108,7 +108,7 @@ static double ns_each(int (*call)(int, unsigned long, ...), unsigned long reques
     for (unsigned i = 0; i < CALLS; i++)
         call(device_fd, request, argument);
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ended);
-    return ((double)(ended.tv_sec - began.tv_sec) * 1e9 + (double)(ended.tv_nsec - began.tv_nsec)) / CALLS;
+    return ((double)(ended.tv_sec - began.tv_sec) * 1e9 + (double)(ended.tv_nsec - began.tv_nsec)) / (double)CALLS;
 }
 
 /* The least of several: whatever else runs on the machine only adds. */

@@ -129,7 +129,7 @@ static void what_is_charged_is_what_the_driver_takes(unsigned seed, unsigned mos
 static void requests_of_two_groups_share_no_page(void)
 {
     static struct pages pages;
-    int one, two;
+    int one = 0, two = 0;
     uint64_t first, at;
     assert(pages_place(&pages, &one, 512, false, &at) == PLACE_NONE);
     assert(pages_place(&pages, &one, 512, true, &first) == PLACE_FRESH);

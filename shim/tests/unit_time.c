@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -261,6 +262,21 @@ static void a_forked_child_has_none_of_its_parents_channels(void)
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 8), 8, NULL, 0);
 }
 
+/* qemu's user mode does not: there the library cannot detect a fork that runs no handlers. */
+static bool forks_wipe(void)
+{
+    char *page = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert(page != MAP_FAILED);
+    madvise(page, (size_t)sysconf(_SC_PAGESIZE), 18 /* MADV_WIPEONFORK */);
+    *page = 1;
+    pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    if (child == 0)
+        syscall(SYS_exit_group, *page);
+    int status = 0;
+    assert(waitpid(child, &status, 0) == child && munmap(page, (size_t)sysconf(_SC_PAGESIZE)) == 0);
+    return status == 0;
+}
+
 /* A bare fork runs no handler. */
 static void an_unnoticed_child_sends_nothing_on_its_parents_connection(void)
 {
@@ -295,7 +311,10 @@ int main(void)
     its_own_channels_are_enabled_with_exactly_these_bytes();
     a_new_arbiter_is_reported_everything();
     a_forked_child_has_none_of_its_parents_channels();
-    an_unnoticed_child_sends_nothing_on_its_parents_connection();
+    if (forks_wipe())
+        an_unnoticed_child_sends_nothing_on_its_parents_connection();
+    else
+        printf("unit_time: memory is not wiped at a fork here, so one test is left out\n");
     idleness_is_reported_once_a_millisecond(false);
     idleness_is_reported_once_a_millisecond(true);
     idleness_that_ended_is_not_reported_later();

@@ -77,7 +77,7 @@ def summary_of(
                 quantity(limits_mib.get(gpu.uuid, 0)),
             )
             for gpu in inventory.gpus
-            if not gpu.mig
+            if not gpu.mig and not gpu.whole_only
         ),
     )
 

@@ -110,7 +110,7 @@ def inventory_to_json(inventory: Inventory) -> str:
     _within("inventory", "number of orphans", len(inventory.orphans), 0, MOST_ORPHANS)
     document = msgspec.to_builtins(_InventoryDocument(VERSION, _fields(inventory)))
     for gpu in document["inventory"]["cards"]:
-        for later in ("conditions", "arch", "mig_capable", "on_demand", "fit"):
+        for later in ("conditions", "arch", "mig_capable", "on_demand", "coherent", "fit"):
             if not gpu[later]:  # then the text is as earlier versions wrote it
                 del gpu[later]
         if gpu["heat"] == NORMAL:  # likewise

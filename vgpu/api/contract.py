@@ -72,7 +72,7 @@ class Device:
 def devices(inventory: Inventory, names: Names) -> dict[str, tuple[Device, ...]]:
     """Resource name -> every device ID that the node offers under it.
 
-    A GPU in MIG mode offers only its instances; slots on demand depend on what is in use, and are not here. `gpu-mem` has one ID per memory unit, `gpu-core` one per percent;
+    A GPU in MIG mode offers only its instances, and one that is not shared only itself; slots on demand depend on what is in use, and are not here. `gpu-mem` has one ID per memory unit, `gpu-core` one per percent;
     a rest of memory smaller than a unit is not offered.
     """
     mem, core, whole = [], [], []
@@ -83,12 +83,14 @@ def devices(inventory: Inventory, names: Names) -> dict[str, tuple[Device, ...]]
             for instance in () if gpu.on_demand else gpu.instances:
                 offered[names.mig(instance.profile)].append(Device(instance.uuid, instance.uuid, gpu.healthy, gpu.numa))
             continue
+        whole.append(Device(gpu.uuid, gpu.uuid, gpu.healthy, gpu.numa))
+        if gpu.whole_only:
+            continue
         mem += [
             Device(f"{gpu.uuid}-{slot}", gpu.uuid, gpu.healthy, gpu.numa)
             for slot in range(gpu.mib // inventory.unit_mib)
         ]
         core += [Device(f"{gpu.uuid}-{slot}", gpu.uuid, gpu.healthy, gpu.numa) for slot in range(FULL_CORE_PERCENT)]
-        whole.append(Device(gpu.uuid, gpu.uuid, gpu.healthy, gpu.numa))
     shared = {names.gpu_mem: mem, names.gpu_core: core, names.gpu: whole}
     return {resource: tuple(ids) for resource, ids in (shared | offered).items()}
 

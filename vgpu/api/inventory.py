@@ -55,6 +55,12 @@ HEAT_CLASSES: Final[tuple[HeatClass, ...]] = ("cool", "normal", "hot")
 NORMAL: Final[HeatClass] = "normal"
 """Also of a GPU of which nothing is known."""
 
+CoherentMemory = Literal["", "driver", "numa", "unified", "unknown"]
+"""How a GPU's memory is part of the machine's (`vgpu.api.coherent`). Empty: not at all, as behind PCIe."""
+
+LIMITS_ENFORCED: Final[frozenset[str]] = frozenset({"", "driver"})
+"""Of these, all memory that a process uses of the GPU was requested through the driver."""
+
 CordonState = Literal["cordoned", "not-released", "released", "testing"]
 """cordoned: an operator keeps new pods off. released: also, no pod has it, and no process of Tangram has it open. not-released: no pod has it, and NVML cannot leave
 it out, as its PCI address is not known. testing: it is tried before pods get it again."""
@@ -133,6 +139,9 @@ class Gpu:
     on_demand: bool = False
     """It is in MIG mode, and its instances are made when pods request them: `instances` are those that exist now, for pods or idle.
     Pods get slots of it (`vgpu.api.mig_device`), not instances. A reader of an earlier version passes over it."""
+    coherent: str = ""
+    """As `CoherentMemory`; a reader takes any, and gives a GPU with one that it does not know as a whole only. An extender of an earlier version passes over it: the
+    node offers it no units of such a GPU, and its plugin refuses a share of it."""
 
     @property
     def heat_number(self) -> int:
@@ -173,6 +182,16 @@ class Gpu:
     def shareable(self) -> bool:
         """May this GPU be shared out or given whole? (MIG GPUs are not: their instances are.)"""
         return self.offered and not self.mig
+
+    @property
+    def whole_only(self) -> bool:
+        """Is it never shared, as processes can use its memory without the driver, so that no limit of memory is enforced on it?"""
+        return self.coherent not in LIMITS_ENFORCED
+
+    @property
+    def offers_shares(self) -> bool:
+        """May new pods be given a share of this GPU?"""
+        return self.shareable and not self.whole_only
 
     @property
     def offered(self) -> bool:
@@ -239,5 +258,5 @@ class Inventory:
 
 
 def without_copiers(gpus: tuple[Gpu, ...], context_mib: int) -> tuple[Gpu, ...]:
-    """The same GPUs with the memory that a copier's context leaves. GPUs in MIG mode have no copier."""
-    return tuple(gpu if gpu.mig else replace(gpu, mib=max(0, gpu.mib - context_mib)) for gpu in gpus)
+    """The same GPUs with the memory that a copier's context leaves. GPUs in MIG mode, and those that are not shared, have no copier."""
+    return tuple(gpu if gpu.mig or gpu.whole_only else replace(gpu, mib=max(0, gpu.mib - context_mib)) for gpu in gpus)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from vgpu.api.coherent import why_whole_only
 from vgpu.api.inventory import RELEASED, WITHDRAWN, Gpu, GpuCondition, HealthState, Inventory, Withdrawal
 
 ADDED: Final = "GpuAdded"
@@ -13,6 +14,7 @@ REMOVED: Final = "GpuRemoved"
 MOVED: Final = "GpuMoved"
 GPU_WITHDRAWN: Final = "GpuWithdrawn"
 GPU_OFFERED: Final = "GpuOffered"
+GPU_WHOLE_ONLY: Final = "GpuWholeOnly"
 GPU_UNCORDONED: Final = "GpuUncordoned"
 SILENT: Final = frozenset({Withdrawal.NOT_SELECTED})
 """The operator's own choice is no news."""
@@ -61,8 +63,15 @@ def changes(before: Inventory | None, after: Inventory) -> Iterator[Note]:
             yield Note(uuid, ADDED, f"{_named(gpu)} was added to this node", "Normal")
         if earlier is not None and earlier.pci != gpu.pci:
             yield Note(uuid, MOVED, f"{_named(gpu)} was at {earlier.pci or 'an unknown address'} before", "Normal")
+        if gpu.whole_only and (earlier is None or earlier.coherent != gpu.coherent):
+            yield Note(uuid, GPU_WHOLE_ONLY, _of_coherent(gpu))
         yield from _of_withdrawal(earlier, gpu)
         yield from _of_health(earlier, gpu)
+
+
+def _of_coherent(gpu: Gpu) -> str:
+    remedy = ". In the driver's CDMM mode it is shared" if gpu.coherent == "numa" else ""
+    return f"{_named(gpu)} is given whole only, and not shared: {why_whole_only(gpu.coherent)}, so no memory limit is enforced on it{remedy}"
 
 
 def _of_withdrawal(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:

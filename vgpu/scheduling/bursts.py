@@ -103,7 +103,7 @@ def limits_reason(fleet: Fleet, request: PodRequest, bursts: Mapping[str, Burst]
     found: list[tuple[int, str]] = []
     for row, gpu in enumerate(fleet.inventory[node].gpus):
         free_mib = int(fleet.free_mib[row, at] + fleet.limits.withheld_mib[row, at])
-        if free_mib < least or not gpu.shareable or not request.allows(gpu.model, {gpu.uuid}):
+        if free_mib < least or not gpu.offers_shares or not request.allows(gpu.model, {gpu.uuid}):
             continue
         bound = bound_mib(gpu.mib, overcommit)
         there = gpu.mib - free_mib + int(fleet.limits.excess_mib[row, at]) + min(most, free_mib)

@@ -135,7 +135,7 @@ def _usable(fleet: Fleet, node: str, request: PodRequest) -> list[tuple[Nearest,
         return []
     at, found = fleet.column[node], []
     for row, gpu in enumerate(fleet.inventory[node].gpus):
-        if gpu.shareable and request.allows(gpu.model, {gpu.uuid}):
+        if (gpu.shareable if whole else gpu.offers_shares) and request.allows(gpu.model, {gpu.uuid}):
             mib, percent = (gpu.mib, FULL_CORE_PERCENT) if whole else need or (0, 0)
             free_mib, free_percent = int(fleet.free_mib[row, at]), int(fleet.free_percent[row, at])
             lacks = max(0, mib - free_mib), max(0, percent - free_percent)

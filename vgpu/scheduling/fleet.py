@@ -69,6 +69,8 @@ class Fleet:
         self.free_percent: Ints = np.zeros((gpus, nodes), np.int32)
         self.containers: Ints = np.zeros((gpus, nodes), np.int32)
         self.shareable: Bools = np.zeros((gpus, nodes), np.bool_)
+        self.whole_only: Bools = np.zeros((gpus, nodes), np.bool_)
+        """(GPUs, nodes) GPUs of which pods get no shares."""
         self.heat: Ints = np.zeros((gpus, nodes), np.int32)
         """(GPUs, nodes) number of the GPU's class in `HEAT_CLASSES`."""
         self.model: Ints = np.full((gpus, nodes), -1, np.int32)
@@ -94,6 +96,8 @@ class Fleet:
         """Nodes with a withdrawn GPU that `node.gpus` selects."""
         self.in_mig_mode: dict[str, int] = {}
         """Node -> MiB of the largest GPU in MIG mode that is offered: neither shared nor given whole."""
+        self.unshared: dict[str, int] = {}
+        """Node -> MiB of the largest GPU that is offered as a whole only."""
         self.stock = MigStock(FIRST_CAPACITY)
         """MIG instances and slots."""
         self.mig_containers, self.mig = self.stock.containers, self.stock.by_profile
@@ -193,9 +197,8 @@ class Fleet:
         self.inventory[name] = inventory
         missed = any(gpu.withdrawn and gpu.selected for gpu in inventory.gpus)
         (self.withdrawn.add if missed else self.withdrawn.discard)(name)
-        self.in_mig_mode.pop(name, None)
-        if in_mig_mode := [gpu.mib for gpu in inventory.gpus if gpu.mig and gpu.offered]:
-            self.in_mig_mode[name] = max(in_mig_mode)
+        _note(self.in_mig_mode, name, [gpu.mib for gpu in inventory.gpus if gpu.mig and gpu.offered])
+        _note(self.unshared, name, [gpu.mib for gpu in inventory.gpus if gpu.shareable and gpu.whole_only])
         for row, gpu in enumerate(inventory.gpus):
             self._set_gpu(row, at, gpu)
         self.stock.set_node(name, at, inventory)
@@ -214,6 +217,7 @@ class Fleet:
         self.links.pop(name, None)
         self.withdrawn.discard(name)
         self.in_mig_mode.pop(name, None)
+        self.unshared.pop(name, None)
         del self.inventory[name], self.mig_containers[name]
         self.names[at], self.free_cpu_milli[at] = "", UNKNOWN_CPU
         self._clear(at)
@@ -328,6 +332,7 @@ class Fleet:
         self.total_mib[row, at] = self.free_mib[row, at] = gpu.mib
         self.free_percent[row, at] = FULL_CORE_PERCENT
         self.shareable[row, at], self.heat[row, at] = gpu.shareable, gpu.heat_number
+        self.whole_only[row, at] = gpu.whole_only
         self.model[row, at] = self.models.setdefault(gpu.model, len(self.models))
         self.join(row, at)
 
@@ -339,7 +344,7 @@ class Fleet:
             array[:, at] = 0
         self.stock.clear(at)
         self.limits.clear(at)
-        self.shareable[:, at] = False
+        self.shareable[:, at] = self.whole_only[:, at] = False
         self.model[:, at] = -1
 
     def _new_column(self, name: str) -> int:
@@ -355,7 +360,7 @@ class Fleet:
 
     def _grow(self, axis: int) -> None:
         before = self.total_mib.shape[axis]
-        for field in ("total_mib", "free_mib", "free_percent", "containers", "heat", "shareable"):
+        for field in ("total_mib", "free_mib", "free_percent", "containers", "heat", "shareable", "whole_only"):
             setattr(self, field, _doubled(getattr(self, field), axis))
         self.limits.grow(axis)
         self.stock.grow(axis)
@@ -368,6 +373,13 @@ class Fleet:
             self.labels.grew(2 * before)
             self.pools.grew(2 * before)
             self._free_columns.extend(range(2 * before - 1, before - 1, -1))
+
+
+def _note(largest: dict[str, int], name: str, mib: Sequence[int]) -> None:
+    """Write down the largest of a node's GPUs of one kind, or that it has none."""
+    largest.pop(name, None)
+    if mib:
+        largest[name] = max(mib)
 
 
 def _doubled(array: Any, axis: int) -> Any:

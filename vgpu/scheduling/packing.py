@@ -44,8 +44,9 @@ class FreeGpus:
     free_mib: Ints
     free_percent: Ints
     allowed: Bools
+    """The pod may have a share of it."""
     untouched: Bools
-    """Allowed, and no pod has any of it."""
+    """The pod may have all of it, and no pod has any of it."""
 
     def at(self, columns: Columns) -> FreeGpus:
         """A copy, of these nodes only."""

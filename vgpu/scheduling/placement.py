@@ -43,12 +43,13 @@ WITHDRAWN: Final = "a GPU of the node is cordoned or withdrawn, and the pod does
 IN_MIG_MODE: Final = (
     "a GPU of the node is in MIG mode and is neither shared nor given whole, and the pod does not fit the others"
 )
+WHOLE_ONLY: Final = "a GPU of the node has coherent memory, on which no memory limit is enforced, and is given whole only, and the pod does not fit the others"
 LIMITS: Final = (
     "on each GPU that has room for the guarantee, memory limits would add up to more than burst.overcommit allows"
 )
 SWAP_RISK: Final = "a pod of the same size is starting on another GPU of the node"
 
-UNRESOLVABLE: Final = frozenset({NO_INVENTORY, WITHDRAWN, IN_MIG_MODE, TOO_LARGE, TOO_FEW, NO_MIG_EVER})
+UNRESOLVABLE: Final = frozenset({NO_INVENTORY, WITHDRAWN, IN_MIG_MODE, WHOLE_ONLY, TOO_LARGE, TOO_FEW, NO_MIG_EVER})
 """Reasons that no eviction can help against: the pod would not fit if the node were empty."""
 
 GUESSES: Final = 4
@@ -218,11 +219,14 @@ def _no_fit(table: FeasibilityTable, looked_up: CandidateNodes, only: Mapping[st
     unlimited = table if fleet.limits.overcommit is None else FeasibilityTable(fleet, request, looked_up, limited=False)
     most_mib = max((part.mib for part in request.containers), default=0)
     large_enough = {name for name, mib in fleet.in_mig_mode.items() if mib >= most_mib}
+    shares = any(part.kind == "share" for part in request.containers)
+    unshared = {name for name, mib in fleet.unshared.items() if shares and mib >= most_mib}
     found = [
         (NO_INVENTORY, (fleet.model[:, table.view.columns] < 0).all(axis=0)),
         (WITHDRAWN, ~empty.fits & _among(fleet.withdrawn, fleet, table)),
         (NO_MIG_EVER, ~empty.fits & ~empty.fits_mig),
         (IN_MIG_MODE, ~empty.fits & _among(large_enough, fleet, table)),
+        (WHOLE_ONLY, ~empty.fits & _among(unshared, fleet, table)),
         (TOO_LARGE, ~empty.fits & ~empty.fits_largest),
         (TOO_FEW, ~empty.fits),
         (SWAP_RISK, now.fits),

@@ -63,11 +63,12 @@ class UsableGpus:
     def free_gpus(self, *, untouched: bool) -> FreeGpus:
         """What is free, before the pod. Not to be written to. `untouched`: report also which GPUs no pod has any of."""
         fleet, view = self.fleet, self.columns
-        allowed = self._allowed()
+        whole = self._allowed()
+        allowed = whole & ~fleet.whole_only[:, view] if fleet.unshared else whole
         if self.emptied:
             total = fleet.total_mib[:, view]
-            return FreeGpus(total, np.full_like(total, FULL_CORE_PERCENT), allowed, allowed)
-        free = allowed & (fleet.containers[:, view] == 0) if untouched else allowed
+            return FreeGpus(total, np.full_like(total, FULL_CORE_PERCENT), allowed, whole)
+        free = whole & (fleet.containers[:, view] == 0) if untouched else allowed
         free_mib = fleet.free_mib[:, view] if self._limited else self._guarantees_leave()
         return FreeGpus(free_mib, fleet.free_percent[:, view], allowed, free)
 

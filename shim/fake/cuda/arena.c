@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#define ARENA_LEAST ((uint64_t)256 << 30) /* where the address space allows no more, as under a sanitizer */
+#define ARENA_LEAST (ARENA_BYTES < (uint64_t)256 << 30 ? ARENA_BYTES : (uint64_t)256 << 30) /* where the address space allows no more, as under a sanitizer */
 
 void *addresses_take(uint64_t bytes, uint64_t align)
 {

@@ -215,7 +215,9 @@ struct device {
 };
 
 enum { STATE_NEW, STATE_READY, STATE_FORKED, STATE_ENDED };
+#ifndef ARENA_BYTES /* less where a map costs by its size, as in qemu's user mode */
 #define ARENA_BYTES FAKE_REGION_BYTES
+#endif
 #define ARENA_CLASSES 512
 
 struct cuda {

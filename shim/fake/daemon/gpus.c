@@ -25,6 +25,8 @@ static const struct {
 
 /* Options of a GPU line: key=value. */
 
+static const char coherent[][8] = {"no", "numa", "cdmm", "unified"}; /* as enum fake_coherent */
+
 /* Right is what is printed the same again. */
 static void set_uuid(struct fake_gpu *gpu, const char *text)
 {
@@ -57,7 +59,7 @@ static void set_option(struct fake_gpu *gpu, const char *key, const char *value,
 {
 #define OPTION(name, set) if (strcmp(key, #name) == 0) set; else
 #include "options.def"
-        fail("GPU: the option is \"%s\", must be one of uuid, bus, serial, count, memory_mib, context_mib, numa, minor", key);
+        fail("GPU: the option is \"%s\", must be one of uuid, bus, serial, count, memory_mib, context_mib, coherent, numa, minor", key);
 }
 
 void set_options(struct fake_gpu *gpu, const char *options, uint64_t *count)

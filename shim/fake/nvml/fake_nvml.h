@@ -33,6 +33,8 @@ typedef enum { NVML_CLOCK_GRAPHICS = 0, NVML_CLOCK_SM = 1, NVML_CLOCK_MEM = 2, N
 typedef enum { NVML_COMPUTEMODE_DEFAULT = 0 } nvmlComputeMode_t;
 typedef enum { NVML_TEMPERATURE_GPU = 0 } nvmlTemperatureSensors_t;
 typedef struct { unsigned version; int marginTemperature; } nvmlMarginTemperature_t;
+typedef struct { unsigned version, value; } nvmlDeviceAddressingMode_t;
+enum { NVML_DEVICE_ADDRESSING_MODE_NONE, NVML_DEVICE_ADDRESSING_MODE_HMM, NVML_DEVICE_ADDRESSING_MODE_ATS };
 typedef enum { NVML_TEMPERATURE_THRESHOLD_SHUTDOWN = 0, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = 1, NVML_TEMPERATURE_THRESHOLD_COUNT = 8 } nvmlTemperatureThresholds_t;
 typedef enum { NVML_BRAND_TESLA = 2, NVML_BRAND_NVIDIA = 14 } nvmlBrandType_t;
 typedef enum { NVML_PSTATE_0 = 0 } nvmlPstates_t;

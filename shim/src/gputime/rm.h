@@ -1,8 +1,12 @@
-/* rm.h - the few bytes of the NVIDIA kernel driver's interface that the library reads and uses: x86-64, drivers 535 to 595.
+/* rm.h - the few bytes of the NVIDIA kernel driver's interface that the library reads and uses: x86-64 and AArch64, drivers 535 to 595.
  *
  * Facts, measured on driver 580 and published with NVIDIA's open kernel modules (nvos.h, nv_escape.h, class/cl*.h,
  * ctrl/ctrl2080/ctrl2080fifo.h, ctrl2080gpu.h), whose tags of all these branches agree: hack/driver_abi.py extracts them and
  * `make driver-abi` compares. A form of another size is not ours to read and is passed on unseen.
+ *
+ * AArch64: these headers have no condition on the processor. Their types are those of nvtypes.h, which has them as on any machine with pointers of 64 bits, and the
+ * number of a request is made by asm-generic/ioctl.h on both. The compiler checks sizes and offsets for each (driver_abi.h). Read only: no request was made
+ * to a driver on AArch64.
  */
 #ifndef TANGRAM_RM_H
 #define TANGRAM_RM_H

@@ -62,9 +62,9 @@ struct route tangram_versioned_route(void *handle, const char *name, const char 
     return real != NULL && may_be_ours(handle, name) ? answer(name, real(handle, name, version)) : route;
 }
 
-#if !defined(__x86_64__)
-#error "dlsym.c: write the jump for this architecture"
-#endif
+/* A route comes back in the two registers of a result: rax and rdx, or x0 and x1. The begin of a function is where an indirect branch may end
+ * (endbr64, bti c), for programs that have the processor check it. */
+#if defined(__x86_64__)
 #define REPLACED(name, route)                                                                                                  \
     __asm__(".text\n"                                                                                                          \
             ".globl " #name "\n"                                                                                               \
@@ -94,6 +94,40 @@ struct route tangram_versioned_route(void *handle, const char *name, const char 
             "1:  ret\n"                                                                                                        \
             "    .cfi_endproc\n"                                                                                               \
             ".size " #name ", .-" #name "\n")
+#elif defined(__aarch64__)
+#define REPLACED(name, route)                                                                                                  \
+    __asm__(".text\n"                                                                                                          \
+            ".globl " #name "\n"                                                                                               \
+            ".type " #name ", %function\n"                                                                                     \
+            ".p2align 4\n" #name ":\n"                                                                                         \
+            "    .cfi_startproc\n"                                                                                             \
+            "    hint #34\n" /* bti c */                                                                                       \
+            "    stp x29, x30, [sp, #-48]!\n"                                                                                  \
+            "    .cfi_adjust_cfa_offset 48\n"                                                                                  \
+            "    .cfi_rel_offset x29, 0\n"                                                                                     \
+            "    .cfi_rel_offset x30, 8\n"                                                                                     \
+            "    mov x29, sp\n"                                                                                                \
+            "    stp x0, x1, [sp, #16]\n"                                                                                      \
+            "    str x2, [sp, #32]\n"                                                                                          \
+            "    bl " #route "\n"                                                                                              \
+            "    mov x16, x0\n"                                                                                                \
+            "    mov x17, x1\n"                                                                                                \
+            "    ldp x0, x1, [sp, #16]\n"                                                                                      \
+            "    ldr x2, [sp, #32]\n"                                                                                          \
+            "    ldp x29, x30, [sp], #48\n"                                                                                    \
+            "    .cfi_adjust_cfa_offset -48\n"                                                                                 \
+            "    .cfi_restore x29\n"                                                                                           \
+            "    .cfi_restore x30\n"                                                                                           \
+            "    cbnz x17, 1f\n"                                                                                               \
+            "    cbz x16, 1f\n"                                                                                                \
+            "    br x16\n"                                                                                                     \
+            "1:  mov x0, x16\n"                                                                                                \
+            "    ret\n"                                                                                                        \
+            "    .cfi_endproc\n"                                                                                               \
+            ".size " #name ", .-" #name "\n")
+#else
+#error "dlsym.c: write the jump for this architecture"
+#endif
 
 REPLACED(dlsym, tangram_route);
 REPLACED(dlvsym, tangram_versioned_route);

@@ -90,18 +90,25 @@ bool wire_has_descriptor(void)
     return made;
 }
 
+/* Of the kernel, 4 KiB or up to 64 on arm64: no map is a part of one. */
+static size_t whole_pages(size_t bytes)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page;
+}
+
 /* What an arbiter understands is kept: the next one does, too. */
 static void *map_nothing(void *at)
 {
     struct wire_gpu_time *state = at == NULL ? NULL : (struct wire_gpu_time *)(void *)((char *)at + WIRE_GPU_TIME_AT);
     uint32_t features = state == NULL ? 0 : atomic_load(&state->features), wait_ms = state == NULL ? 0 : atomic_load(&state->wait_ms);
-    void *page = mmap(at, WIRE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (at != NULL ? MAP_FIXED : 0), -1, 0);
+    void *page = mmap(at, whole_pages(WIRE_PAGE_BYTES), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (at != NULL ? MAP_FIXED : 0), -1, 0);
     if (page == MAP_FAILED)
         return page;
     state = (struct wire_gpu_time *)(void *)((char *)page + WIRE_GPU_TIME_AT);
     atomic_store(&state->features, features);
     atomic_store(&state->wait_ms, wait_ms);
-    mprotect(page, WIRE_PAGE_BYTES, PROT_READ);
+    mprotect(page, whole_pages(WIRE_PAGE_BYTES), PROT_READ);
     return page;
 }
 
@@ -109,7 +116,7 @@ void *wire_map_page(void *at, int fd)
 {
     if (fd < 0)
         return map_nothing(at);
-    return mmap(at, WIRE_PAGE_BYTES, PROT_READ, MAP_SHARED | (at != NULL ? MAP_FIXED : 0), fd, 0);
+    return mmap(at, whole_pages(WIRE_PAGE_BYTES), PROT_READ, MAP_SHARED | (at != NULL ? MAP_FIXED : 0), fd, 0);
 }
 
 bool wire_socket(struct wire_end *end)

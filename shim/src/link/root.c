@@ -55,8 +55,11 @@ static bool is_where_it_was(void)
            there.st_ino == folder_->inode;
 }
 
+#define CONNECTS ((long)(CLONE_VM | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_VFORK))
+
 /* The thread shares everything with its maker but the current folder, the stack too: so it runs in registers alone, and its maker stands still until
  * it has ended, as after vfork. Returns what connect returned; nothing where there is no thread. */
+#if defined(__x86_64__)
 static long connect_in(long folder, long fd, const struct sockaddr_un *address)
 {
     volatile long answer = -1;
@@ -88,12 +91,53 @@ static long connect_in(long folder, long fd, const struct sockaddr_un *address)
                      "ud2\n"
                      "2:"
                      : "+a"(made)
-                     : "D"((long)(CLONE_VM | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_VFORK)), "S"(0L), "d"(0L),
-                       "r"(no_parent), "r"(no_tls), "r"(where), "r"(socket), "r"(to), "r"(result), [fchdir] "i"(SYS_fchdir),
+                     : "D"(CONNECTS), "S"(0L), "d"(0L), "r"(no_parent), "r"(no_tls), "r"(where), "r"(socket), "r"(to), "r"(result), [fchdir] "i"(SYS_fchdir),
                        [bytes] "i"(sizeof *to), [connect] "i"(SYS_connect), [exit] "i"(SYS_exit)
                      : "rcx", "r11", "memory", "cc");
     return answer;
 }
+#elif defined(__aarch64__)
+/* The kernel keeps all registers but x0. That clone has its last two arguments the other way round here does not matter: both are 0. */
+static long connect_in(long folder, long fd, const struct sockaddr_un *address)
+{
+    volatile long answer = -1;
+    register long where __asm__("x19") = folder;
+    register long socket __asm__("x20") = fd;
+    register const struct sockaddr_un *to __asm__("x21") = address;
+    register volatile long *result __asm__("x22") = &answer;
+    register long number __asm__("x8") = SYS_clone;
+    register long made __asm__("x0") = CONNECTS;
+    register long no_stack __asm__("x1") = 0;
+    register long no_parent __asm__("x2") = 0;
+    register long no_tls __asm__("x3") = 0;
+    register long no_child __asm__("x4") = 0;
+    __asm__ volatile("svc #0\n\t"
+                     "cbnz x0, 2f\n\t"
+                     "mov x0, x19\n\t"
+                     "mov x8, %[fchdir]\n\t"
+                     "svc #0\n\t"
+                     "cbnz x0, 1f\n\t"
+                     "mov x0, x20\n\t"
+                     "mov x1, x21\n\t"
+                     "mov x2, %[bytes]\n\t"
+                     "mov x8, %[connect]\n\t"
+                     "svc #0\n"
+                     "1:\n\t"
+                     "str x0, [x22]\n\t"
+                     "mov x0, #0\n\t"
+                     "mov x8, %[exit]\n\t"
+                     "svc #0\n\t"
+                     "brk #1\n"
+                     "2:"
+                     : "+r"(made)
+                     : "r"(number), "r"(no_stack), "r"(no_parent), "r"(no_tls), "r"(no_child), "r"(where), "r"(socket), "r"(to), "r"(result),
+                       [fchdir] "i"(SYS_fchdir), [bytes] "i"(sizeof *to), [connect] "i"(SYS_connect), [exit] "i"(SYS_exit)
+                     : "memory", "cc");
+    return answer;
+}
+#else
+#error "root.c: write the thread for this architecture"
+#endif
 
 bool root_stat(struct stat *there)
 {

@@ -90,7 +90,7 @@ typedef struct {
 } nvmlGpmSupport_t;
 
 /* The parameters of a function whose types the library need not know: integers and pointers, six at most, each in a register of
- * its own. What a function has fewer is passed on as it lies there, and ignored. x86-64's calling convention. */
+ * its own. What a function has fewer is passed on as it lies there, and ignored: so it is by the calling conventions of x86-64 and of AArch64. */
 #define MANAGEMENT_WORDS (uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e, uintptr_t f)
 
 /* First in every hook of the management library: is it there, and has it this function? */

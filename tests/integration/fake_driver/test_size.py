@@ -9,11 +9,11 @@ from tests.built import REPOSITORY
 FAKE = REPOSITORY / "shim" / "fake"
 TABLES = {"fake_cuda.h", "fake_cuda_values.h", "fake_nvml.h", "nvos.h"}
 """Headers that only declare NVIDIA's ABI; so do the .def files."""
-MOST = 6_456
+MOST = 6_464
 """Of these, some 750 are kernels that compute, queued copies, and their suspends, and 50 are what an IPC handle's own process and a second opening get, and 31 are
 pools of the program, which shrink at a synchronisation, count what is requested to the byte, and are exported only by handle types that they have. 110 are locks that a
 stopped process does not keep from others. 135 are what a GPU may use of another one's memory, and 147 are GPUs that are plugged in and out and what their sensors show.
-193 are GPU instances that NVML creates, places and removes. 25 are errors of links, and the time that a call of NVML takes. Lower it with the code."""
+193 are GPU instances that NVML creates, places and removes. 25 are errors of links, and the time that a call of NVML takes. 3 are coherent memory, and 5 programs of another architecture that are emulated. Lower it with the code."""
 
 
 def code_lines(text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -175,6 +176,17 @@ def test_a_whole_gpu_that_is_shared_is_refused() -> None:
     check_capacity([whole], [uuid(0)], inventory())
     with pytest.raises(Refused, match="to one container alone and to others"):
         check_capacity([whole, node_pod("s", 1, share("main", 1), on=[0])], [uuid(0)], inventory())
+
+
+def test_a_share_of_a_gpu_that_is_given_whole_only_is_refused() -> None:
+    """Also where an extender of an earlier version assigned it."""
+    there = inventory()
+    coherent = replace(there, gpus=(replace(there.gpus[0], coherent="numa"), *there.gpus[1:]))
+    check_capacity([node_pod("w", 0, GpuRequest("main", "whole", 1, core_percent=100), on=[0])], [uuid(0)], coherent)
+    shared = node_pod("s", 1, share("main", 1), on=[0])
+    check_capacity([shared], [uuid(0)], there)
+    with pytest.raises(Refused, match="is given whole only, since its memory is a NUMA node of the kernel"):
+        check_capacity([shared], [uuid(0)], coherent)
 
 
 def test_devices_on_an_unassigned_gpu_are_refused_with_cdi_and_taken_as_a_swap_with_nvidias_runtime() -> None:

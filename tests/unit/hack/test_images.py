@@ -1,9 +1,12 @@
 """Image archives, the commit that an image reports, and when an image is built again."""
 
 import hashlib
+import io
 import json
+import re
 import subprocess
 import tarfile
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from hack.images.catalogue import (
 )
 from hack.images.commit import commit_of
 from hack.images.docker import Docker
+from hack.images.index import BadArchive, join
 
 
 def _program(folder: Path) -> Path:
@@ -55,6 +59,91 @@ def test_the_same_program_is_the_same_archive(tmp_path: Path) -> None:
     for name in ("a.tar", "b.tar"):
         archive.write(tmp_path / name, "localhost/x:1", {"usr/bin/x": _program(tmp_path)}, ["x"])
     assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
+
+
+PLATFORMS = ("amd64", "arm64")
+
+
+def _archives(folder: Path) -> list[Path]:
+    for one in PLATFORMS:
+        (folder / one).mkdir()
+        program = _program(folder / one)
+        program.write_bytes(one.encode())
+        archive.write(folder / f"{one}.tar", "localhost/x:1", {"usr/bin/x": program}, ["x"], architecture=one)
+    return [folder / f"{one}.tar" for one in PLATFORMS]
+
+
+def _contents(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as image:
+        return {member.name: image.extractfile(member).read() for member in image.getmembers()}  # type: ignore[union-attr]
+
+
+def test_an_index_has_the_image_of_each_platform(tmp_path: Path) -> None:
+    made = _archives(tmp_path)
+    assert join(tmp_path / "index.tar", "localhost/x:2", made) == ["linux/amd64", "linux/arm64"]
+    contents = _contents(tmp_path / "index.tar")
+    for name, content in contents.items():
+        if name.startswith("blobs/"):
+            assert name == f"blobs/sha256/{hashlib.sha256(content).hexdigest()}"
+    (top,) = json.loads(contents["index.json"])["manifests"]
+    assert top["annotations"]["io.containerd.image.name"] == "localhost/x:2"
+    index = json.loads(contents[f"blobs/sha256/{top['digest'].removeprefix('sha256:')}"])
+    assert [one["platform"]["architecture"] for one in index["manifests"]] == list(PLATFORMS)
+    for path, entry in zip(made, index["manifests"], strict=True):
+        (own,) = json.loads(_contents(path)["index.json"])["manifests"]
+        assert (entry["digest"], entry["size"]) == (own["digest"], own["size"])
+        assert {name for name in _contents(path) if name.startswith("blobs/")} <= contents.keys()
+
+
+def test_the_same_archives_in_any_order_give_the_same_images(tmp_path: Path) -> None:
+    made = _archives(tmp_path)
+    join(tmp_path / "a", "localhost/x:1", made)
+    join(tmp_path / "b", "localhost/x:1", made)
+    join(tmp_path / "c", "localhost/x:1", made[::-1])
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert _contents(tmp_path / "c") == _contents(tmp_path / "a")
+
+
+def test_what_is_no_archive_or_no_true_one_gives_no_index(tmp_path: Path) -> None:
+    first, second = _archives(tmp_path)
+    with pytest.raises(BadArchive, match="another archive has an image for linux/amd64"):
+        join(tmp_path / "index", "x", [first, first])
+    (tmp_path / "text").write_text("no archive")
+    with pytest.raises(BadArchive, match="no OCI archive of one image"):
+        join(tmp_path / "index", "x", [tmp_path / "text"])
+    with tarfile.open(tmp_path / "forged", "w") as forged:
+        for name, content in _contents(second).items():
+            info = tarfile.TarInfo(name)
+            content = (
+                content + b" "
+                if json.loads(_contents(second)["index.json"])["manifests"][0]["digest"][7:] in name
+                else content
+            )
+            info.size = len(content)
+            forged.addfile(info, io.BytesIO(content))
+    with pytest.raises(BadArchive, match="has the digest"):
+        join(tmp_path / "index", "x", [tmp_path / "forged"])
+    assert not (tmp_path / "index").exists()
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_every_package_of_the_image_has_a_wheel_for_each_architecture(machine: str) -> None:
+    """And the compiler: then nothing is built from source, which the image has no tools for. Of CPython 3.13, which the Dockerfile's base has."""
+    packages = {one["name"]: one for one in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
+    needed, left = {"ziglang"}, [one["name"] for one in packages["tangram"]["dependencies"]]
+    while left:
+        name = left.pop()
+        if name not in needed:
+            needed.add(name)
+            left += [one["name"] for one in packages[name].get("dependencies", [])]
+    serves = re.compile(rf"-(py3|cp313|cp3[0-9]+-abi3|py2\.py3)-.*(any|manylinux[^-]*_{machine}[^-]*)\.whl$")
+    lacking = [
+        name
+        for name in sorted(needed)
+        if not any(serves.search(wheel["url"]) for wheel in packages[name].get("wheels", []))
+    ]
+    assert lacking == []
 
 
 def test_every_image_is_a_stage_of_the_dockerfile() -> None:

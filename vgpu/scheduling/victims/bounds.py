@@ -274,7 +274,7 @@ def _gpus(
     group = np.concatenate([view.row + base for view, base in zip(views, first.tolist(), strict=False)])
     pod = np.concatenate([view.owner + base for view, base in zip(views, pods.first.tolist(), strict=False)])
     groups = _Groups(pods, group, pod, int(first[-1]))
-    allowed = np.concatenate([view.allowed(request, only.get(view.name)) for view in views])
+    allowed = np.concatenate([view.allowed(request, only.get(view.name), part.kind) for view in views])
     if part.kind == "whole":
         ones = np.ones(len(group), np.int64)
         return groups, [(ones, groups.sums(ones, groups.live))], allowed

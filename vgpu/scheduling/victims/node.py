@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
-from vgpu.api.names import CLASSES
+from vgpu.api.names import CLASSES, Kind
 from vgpu.api.overcommit import bound_mib, limit_of, withheld_mib
 from vgpu.api.request import FULL_CORE_PERCENT, PodRequest
 from vgpu.scheduling.mig_stock import free_on
@@ -52,6 +52,7 @@ class NodeView:
         "spans",
         "started",
         "total_mib",
+        "whole_only",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +92,7 @@ class NodeView:
         self.spans = len(set(owner)) < len(owner)
         """Has a pod shares of several GPUs?"""
         self.shareable = np.array([gpu.shareable for gpu in inventory.gpus], np.bool_)
+        self.whole_only = np.array([gpu.whole_only for gpu in inventory.gpus], np.bool_)
         self.total_mib: Ints = np.array([gpu.mib for gpu in inventory.gpus], np.int64)
         if overcommit is not None:
             self._count_limits(overcommit)
@@ -142,11 +144,12 @@ class NodeView:
         free = sum(one.profile == profile and one.uuid not in taken for gpu in gpus for one in gpu.offered_instances)
         return free + sum(free_on(gpu, profile, taken) for gpu in gpus if gpu.on_demand)
 
-    def allowed(self, request: PodRequest, only: Set[str] | None) -> Bools:
-        """(GPUs,) which the pod may have a share of, or as a whole. `only`: no others than these."""
+    def allowed(self, request: PodRequest, only: Set[str] | None, kind: Kind) -> Bools:
+        """(GPUs,) which the pod may have a share of, or as a whole: `kind`. `only`: no others than these."""
+        given = self.shareable if kind == "whole" else self.shareable & ~self.whole_only
         if only is None and not (request.models or request.not_models or request.uuids or request.not_uuids):
-            return self.shareable
-        return np.array([may_have(request, gpu, only) for gpu in self.inventory.gpus], np.bool_)
+            return given
+        return given & np.array([may_have(request, gpu, only) for gpu in self.inventory.gpus], np.bool_)
 
 
 def may_have(request: PodRequest, gpu: Gpu, only: Set[str] | None) -> bool:

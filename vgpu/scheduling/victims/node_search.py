@@ -129,7 +129,7 @@ class NodeSearch:
         found = []
         lacking = self._lacking()
         held = self._held(self._may_go)
-        for row in np.flatnonzero(self._view.allowed(self._request, self._only)).tolist():
+        for row in np.flatnonzero(self._allowed).tolist():
             on_gpu = [at for at in range(len(self._may_go)) if held[2][at, row]]
             pods = [self._may_go[at] for at in on_gpu]
             if any(sum(one.frees(name) for one in pods) < wanted for name, wanted in self._frees.items()):
@@ -146,6 +146,11 @@ class NodeSearch:
             found.append((yield from self._least_set(pods, covers(amounts, demand), amounts / np.maximum(demand, 1))))
             yield
         return self._best(found)
+
+    @property
+    def _allowed(self) -> Bools:
+        """(GPUs,) which the pod's one container may have."""
+        return self._view.allowed(self._request, self._only, self._request.containers[0].kind)
 
     @property
     def _dimensions(self) -> tuple[int, ...]:
@@ -208,7 +213,7 @@ class NodeSearch:
     def _several_suffice(self, pods: Sequence[AllocatedPod]) -> Suffices:
         """Do as many GPUs have enough free as the pod needs?"""
         lacking, held = self._lacking(), self._held(pods)
-        allowed, gpus = self._view.allowed(self._request, self._only), self._request.containers[0].gpus
+        allowed, gpus = self._allowed, self._request.containers[0].gpus
         others = [(self._amounts(pods, name), wanted) for name, wanted in self._frees.items()]
 
         def suffices(sets: Sets) -> Bools:
@@ -226,7 +231,7 @@ class NodeSearch:
         """One GPU after the other, that which costs least beside those chosen already; then more pods, if what is not a GPU needs them."""
         lacking, held = self._lacking(), self._held(pods)
         going = np.zeros(len(pods), np.int64)
-        rows = np.flatnonzero(self._view.allowed(self._request, self._only)).tolist()
+        rows = np.flatnonzero(self._allowed).tolist()
         sets: dict[int, list[int] | None] = {}
         for _ in range(self._request.containers[0].gpus):
             for row in rows if self._view.spans or not sets else ():

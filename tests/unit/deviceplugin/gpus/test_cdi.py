@@ -10,6 +10,7 @@ import pytest
 
 from deviceplugin.gpus import driver_files
 from deviceplugin.gpus.cdi import SPEC_FILE, capability_minor, mig_minors, spec, write
+from deviceplugin.gpus.driver_files import loader_folders
 from deviceplugin.gpus.driver_paths import DriverRoot
 from tests.unit.deviceplugin.builders import inventory, uuid
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
@@ -46,6 +47,11 @@ def test_libraries_are_mounted_under_the_names_that_programs_load(tmp_path: Path
         assert found[f"{folder}/libnvidia-nvvm.so.4"] == "/opt/driver/lib/libnvidia-nvvm.so.580.65.06"
         assert found[f"{folder}/libnvidia-gpucomp.so.580.65.06"] == "/opt/driver/lib/libnvidia-gpucomp.so.580.65.06"
         assert f"{folder}/libc.so.6" not in found
+
+
+def test_libraries_are_where_the_loader_of_the_nodes_architecture_looks() -> None:
+    assert loader_folders("x86_64") == ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
+    assert loader_folders("aarch64") == ("/usr/lib/aarch64-linux-gnu", "/usr/lib64")
 
 
 @pytest.mark.parametrize("libraries", ["usr/lib/x86_64-linux-gnu", "usr/lib64", "lib64"])

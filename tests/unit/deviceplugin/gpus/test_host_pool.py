@@ -94,6 +94,14 @@ def test_a_gpu_in_mig_mode_has_no_copier_and_a_tiny_gpu_nothing_left() -> None:
     assert [gpu.mib for gpu in offer.inventory().gpus] == [4096, 0]
 
 
+def test_a_gpu_that_is_given_whole_only_has_no_copier() -> None:
+    offer = Offer(DEFAULT, 1024, context_mib=520)
+    offer.set_inventory(
+        Inventory((Gpu(uuid(0), 0, "GH200", 4096, coherent="numa"), Gpu(uuid(1), 1, "GH200", 4096, coherent="driver")))
+    )
+    assert [gpu.mib for gpu in offer.inventory().gpus] == [4096, 4096 - 520]
+
+
 class Watched:
     """A watch whose time the test sets."""
 

@@ -39,6 +39,13 @@ def test_a_gpu_in_mig_mode_offers_its_instances_only() -> None:
     assert not offered[DEFAULT.gpu_mem] + offered[DEFAULT.gpu_core] + offered[DEFAULT.gpu]
 
 
+def test_a_gpu_that_is_given_whole_only_offers_no_units_and_no_percent() -> None:
+    gpus = (Gpu(A, 0, "NVIDIA GH200 480GB", 97871, coherent="numa"), Gpu(B, 1, "NVIDIA L4", 23034))
+    offered = devices(Inventory(gpus), DEFAULT)
+    assert [device.id for device in offered[DEFAULT.gpu]] == [A, B]
+    assert {device.uuid for device in offered[DEFAULT.gpu_mem] + offered[DEFAULT.gpu_core]} == {B}
+
+
 def test_what_exists_on_a_gpu_with_instances_on_demand_is_not_offered_as_declared() -> None:
     instance = MigInstance(M, "1g.10gb", 9856, 7, 0, start=3)
     offered = devices(Inventory((Gpu(A, 0, "h100", 81559, mig=True, on_demand=True, instances=(instance,)),)), DEFAULT)

@@ -54,6 +54,19 @@ def test_a_gpu_whose_mig_layout_changes_is_no_trouble_also_while_it_is_closed() 
     assert [note.reason for note in changes(Inventory((out,)), Inventory((broken,)))] == ["GpuUnhealthy"]
 
 
+def test_a_gpu_that_is_given_whole_only_is_noted_once_with_the_reason() -> None:
+    numa = replace(ONE, coherent="numa")
+    (note,) = changes(None, Inventory((numa,)))
+    assert (note.reason, note.level) == ("GpuWholeOnly", "Warning")
+    assert note.text == (
+        "GPU 0 (GPU-1, NVIDIA H200, 00000000:17:00.0) is given whole only, and not shared: its memory is a NUMA node of the kernel, "
+        "so no memory limit is enforced on it. In the driver's CDMM mode it is shared"
+    )
+    assert noted(Inventory((numa,)), numa) == []
+    assert noted(Inventory((numa,)), replace(ONE, coherent="unified")) == [("GPU-1", "GpuWholeOnly")]
+    assert noted(None, replace(ONE, coherent="driver")) == []
+
+
 def test_a_note_names_the_gpu_and_the_reason() -> None:
     (note,) = changes(None, Inventory((replace(ONE, healthy=False, conditions=(LOST,)),)))
     assert note.text == (
