@@ -175,15 +175,15 @@ class Demo:
         """What fits the node's total and no GPU."""
         self.step(
             "A pod that fits on no single GPU",
-            "train takes 60 GiB of the other GPU, and evaluate requests 50. The node has 60 GiB free: 40 on one GPU and 20 on the other. An Event gives the reason. "
+            "train takes 60 GiB of the other GPU, and validate requests 50. The node has 60 GiB free: 40 on one GPU and 20 on the other. An Event gives the reason. "
             "The pod starts when one GPU has enough free memory.",
         )
         self.in_demo(kubectl, "apply", "-k", NO_SINGLE_GPU)
         kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod/train", "--timeout=120s")
-        kubectl("-n", DEMO, "wait", "--for=condition=PodScheduled=False", "pod/evaluate", "--timeout=120s")
-        self.in_demo(kubectl, "get", "pod", "evaluate", "-o", WHY_COLUMNS)
+        kubectl("-n", DEMO, "wait", "--for=condition=PodScheduled=False", "pod/validate", "--timeout=120s")
+        self.in_demo(kubectl, "get", "pod", "validate", "-o", WHY_COLUMNS)
         self.in_demo(kubectl, "delete", "pod", "train")
-        kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod/evaluate", "--timeout=120s")
+        kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod/validate", "--timeout=120s")
         self.in_demo(kubectl, "get", "pods", "-o", POD_COLUMNS)
 
     def share_time(self, kubectl: Kubectl) -> None:

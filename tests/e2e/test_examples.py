@@ -63,12 +63,12 @@ def test_01_shares_and_03_no_single_gpu(cluster: Cluster, namespace: str) -> Non
     # a GPU of this node is in MIG mode: that is the reason which is given here
     cluster.event(
         namespace,
-        "evaluate",
+        "validate",
         lambda event: event.startswith("FailedScheduling") and ("no single GPU" in event or "in MIG mode" in event),
-        "why evaluate waits",
+        "why validate waits",
     )
     cluster.kubectl("-n", namespace, "delete", "pod", "train")
-    cluster.ready(namespace, "evaluate")
+    cluster.ready(namespace, "validate")
 
 
 def test_02_past_the_grant(cluster: Cluster, namespace: str) -> None:
