@@ -143,13 +143,13 @@ class Demo:
 
         self.step(
             "Each sees its own share, as CUDA and nvidia-smi show it",
-            "chat requested 8 GiB and allocated 6. nvidia-smi also counts its CUDA context (0.4 GiB here), the context room for code that "
+            "chat requested 8 GiB and allocated 6. nvidia-smi also counts its CUDA context (about half a GiB), the context room for code that "
             "is loaded later (0.2) and memory leased ahead (0.25), which the process may still use.",
         )
         self.in_demo(kubectl, "logs", "chat")
         self.in_demo(kubectl, "exec", "chat", "--", "nvidia-smi")
         self.console.print(
-            "Read from a second process, which has a context and context room of its own (0.6 GiB):",
+            "Read from a second process, which has a context and context room of its own (0.6 to 0.7 GiB):",
             style="dim",
         )
         for pod in ("embed", "notebook"):
