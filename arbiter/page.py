@@ -27,6 +27,7 @@ from vgpu.protocol.wire import (
     UNDERSTANDS_REPORT,
     UNDERSTANDS_RESUMED,
     UNDERSTANDS_STILL,
+    UNDERSTANDS_WAITED,
     WORDS_AT,
 )
 
@@ -39,6 +40,7 @@ FEATURES: Final = (
     | UNDERSTANDS_OPEN
     | SHOWS_LIMITS
     | UNDERSTANDS_DISCARD
+    | UNDERSTANDS_WAITED
 )
 _SEAL_FUTURE_WRITE: Final = 0x0010
 """F_SEAL_FUTURE_WRITE of Linux 5.1; Python's fcntl has no name for it."""

@@ -168,7 +168,7 @@ class PreStart:
         return StartingPod(pod, node_pod, listed)
 
     def _guessed(self, resource: str, ids: Sequence[str]) -> tuple[str, str] | None:
-        """Only an init container has these devices: only the ledger and the grants name the pod."""
+        """Only an init container has these devices: only the ledger, the grants and the records of what pods use name the pod."""
         for uid, _ in self._ledger.holders(resource, ids):
             if pod := self._pods.pod(uid):
                 return pod.metadata.namespace, pod.metadata.name
@@ -177,7 +177,10 @@ class PreStart:
                 return folder.record.namespace, folder.record.pod
             if folder.grant is not None:
                 return folder.grant.namespace, folder.grant.pod
-        return None
+        users = self._usage_records.users(resource)
+        records = {uid: self._usage_records.get(uid) for uid in {users.get(one, "") for one in ids}}
+        record = next(iter(records.values())) if len(records) == 1 else None
+        return (record.namespace, record.pod) if record is not None else None
 
     async def _node_pod(self, namespace: str, name: str) -> tuple[Pod, NodePod]:
         """The pod and its assignment: from the watch if that has it within `WATCH_WAIT_S`, else from the API server."""
@@ -273,8 +276,9 @@ class PreStart:
             if not starting.listed or container in starting.listed:
                 return container, node_pod.assignment.uuids(container)
         fitting = [a.container for a in node_pod.requests if a.resources(self._names).get(resource) == len(ids)]
-        named = [container for container in starting.listed if container in fitting]
-        return (named or fitting)[0], tuple(ids)
+        named = [container for container in starting.listed if container in fitting] or fitting
+        assigned = (one for one in named if frozenset(node_pod.assignment.uuids(one)) == frozenset(ids))
+        return next(assigned, named[0]), tuple(ids)
 
     def _verify_devices(
         self, starting: StartingPod, container: str, given: Sequence[str] | None, *, allocated: bool = False

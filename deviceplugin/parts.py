@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -15,8 +14,9 @@ from deviceplugin.admission import DevicesSwapped, PreStart
 from deviceplugin.calls_in_progress import CallsInProgress
 from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.devices_in_use import DevicesInUse
-from deviceplugin.gpus import cdi
 from deviceplugin.gpus.burst_annotation import BurstAnnotation
+from deviceplugin.gpus.cdi import DriverRoot
+from deviceplugin.gpus.cdi_file import CdiFile
 from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
 from deviceplugin.gpus.earlier import EarlierInventory
 from deviceplugin.gpus.health_watch import HealthWatch
@@ -61,7 +61,7 @@ from kube.events import Recorder
 from kube.objects import Node as KubernetesNode
 from kube.objects import Pod
 from nvml.trials import Trier
-from vgpu.api.inventory import Inventory, Orphan
+from vgpu.api.inventory import Orphan
 from vgpu.api.node_labels import labels_of
 from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
 from vgpu.health.owners import Owners
@@ -172,6 +172,8 @@ class Parts:
             try_out=self.trier.try_out, until_idle=self.calls.until_idle,
         )  # fmt: skip
         self.metrics.owner_sources = lambda: self.owner_watch.failing
+        root = DriverRoot(settings.driver_root, settings.host_root)
+        self.cdi = CdiFile(settings.cdi_dir, root, lambda inventory: self.mig.described(inventory))
         self.mig = self._mig_on_demand()
         self.gpus = self._node_gpus()
         self.offer.slots, self.offer.unlisted = self.mig, self.reports.mig_profile_not_listed
@@ -185,6 +187,7 @@ class Parts:
             if owed.failed:
                 self.gpus.health.remember_failed(uuid, owed.failed, owed.since_s)
         self.offer.hold_back = self.cordons.hold_back
+        self.publisher.before_write, self.publisher.shown = self.cordons.before_published, self.cordons.published
         users = DeviceUsers(self.pods, self.offer, self._names, self.records, self.ledger, self.orphans.still_using)
         self.declared = declared_mig(
             settings, self.gpus, self.offer, users, self.mig, opened, self.cordons, self.publisher, self.reports
@@ -207,7 +210,7 @@ class Parts:
         settings = self.settings
         return NodeGpus(
             self.offer, self.metrics, self.nvml_service.supervisor, access=settings.access, unit_mib=settings.unit_mib,
-            health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi, prepare=self.mig.prepare,
+            health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self.cdi.write, prepare=self.mig.prepare,
             try_out=self.owner_watch.before_offer,
         )  # fmt: skip
 
@@ -223,7 +226,7 @@ class Parts:
         )  # fmt: skip
         return MigOnDemand(
             instances, self.offer, self.pods, given=lambda: self.ledger.done, usage=self.usage_records,
-            holdings=lambda: self.records.holdings(self._names.domain), write_cdi=self._write_cdi, report=self.reports.mig_not_on_demand,
+            holdings=lambda: self.records.holdings(self._names.domain), write_cdi=self.cdi.again, report=self.reports.mig_not_on_demand,
             idle_s=settings.mig_idle_s,
         )  # fmt: skip
 
@@ -257,23 +260,17 @@ class Parts:
 
     async def _before_start(self, resource: str, ids: Sequence[str]) -> None:
         """A container that starts while the CDI specification is lost would not find its devices. Raises as `PreStart`, OSError."""
-        inventory = self.offer.inventory()
-        if inventory.access == "cdi" and not (self.settings.cdi_dir / cdi.SPEC_FILE).exists():
-            await asyncio.to_thread(self._write_cdi, inventory)
+        await self.cdi.restore()
         self.mount_check.starting(await self.prestart(resource, ids))
         try:
             await self.mig.before_start(ids)
         except InstanceReplaced as error:
-            uid = next((uid for uid, _ in self.ledger.holders(resource, ids)), "")
-            raise DevicesSwapped(str(error), self.pods.pod(uid)) from None
+            raise DevicesSwapped(str(error), self._user_of(resource, ids)) from None
 
-    def _write_cdi(self, inventory: Inventory) -> None:
-        if inventory.access != "cdi" or not inventory.gpus:
-            return
-        root = cdi.DriverRoot(self.settings.driver_root, self.settings.host_root)
-        described, aliases = self.mig.described(inventory)
-        if cdi.write(self.settings.cdi_dir, described, root, aliases):
-            log.info("CDI specification written", path=str(self.settings.cdi_dir / cdi.SPEC_FILE))
+    def _user_of(self, resource: str, ids: Collection[str]) -> Pod | None:
+        """The pod that these devices were entered for, before its container starts: the ledger of a plugin that started again lacks init containers."""
+        uids = {uid for one, uid in self.usage_records.users(resource).items() if one in ids}
+        return self.pods.pod(uids.pop()) if len(uids) == 1 else None
 
 
 def _report_of_trial(verdict: TrialVerdict, model: str, driver: str) -> None:

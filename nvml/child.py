@@ -155,8 +155,8 @@ class Session:
                 return UtilisationReply(usage.busy(uuid, since_us, until_us))
             case XidsRequest(uuids):
                 return self._xids(uuids)
-            case MigRequest(uuid):
-                return mig.state(uuid)
+            case MigRequest(uuid, brief):
+                return mig.brief(uuid) if brief else mig.state(uuid)
             case MigModeRequest(uuid, on):
                 return MigModeReply(mig.set_mode(uuid, on))
             case MigCreateRequest(uuid, profile, start):

@@ -192,9 +192,11 @@ class DescriptorsRequest(NvmlRequest, frozen=True, tag="Descriptors"):
 
 
 class MigRequest(PerGpuRequest, frozen=True, tag="Mig"):
-    """MIG mode, profiles and instances."""
+    """MIG mode, profiles and instances. `brief`: mode, and numbers and UUIDs of MIG devices, to see whether anything changed."""
 
     wants: ClassVar[str] = "its MIG instances"
+
+    brief: bool = False
 
 
 class MigModeRequest(PerGpuRequest, frozen=True, tag="MigMode"):

@@ -39,6 +39,20 @@ def state(uuid: str) -> MigReply:
     return MigReply(device_id, name, True, now, pending, profiles, instances)
 
 
+def brief(uuid: str) -> MigReply:
+    """Mode and MIG devices of a GPU, in a tenth of the calls of `state`: whether anything changed, but for GPU instances without a compute instance. Raises NvmlError."""
+    with naming(f"MIG of GPU {uuid}"):
+        gpu = handles.of_uuid(uuid)
+        try:
+            now, pending = map(bool, nv.nvmlDeviceGetMigMode(gpu))
+        except nv.NVMLError_NotSupported:
+            return MigReply("", "")
+        devices = tuple(_handles(gpu)) if now else ()
+        found = ((int(nv.nvmlDeviceGetGpuInstanceId(one)), str(nv.nvmlDeviceGetUUID(one))) for one in devices)
+        instances = tuple(MigInstanceFacts(number, "", 0, (its,), True) for number, its in found)
+    return MigReply("", "", True, now, pending, (), instances)
+
+
 def set_mode(uuid: str, on: bool) -> bool:
     """Switch MIG mode. False: it is pending until the GPU is reset. Raises NvmlError."""
     with naming(f"MIG mode of GPU {uuid}"):
@@ -171,14 +185,16 @@ def _whole_compute(instance: Any, slices: int) -> int:
 
 def _devices(gpu: Any) -> Iterator[tuple[int, str, bool]]:
     """(GPU instance, UUID, is it as large as that) of each MIG device."""
-    for at in range(int(nv.nvmlDeviceGetMaxMigDeviceCount(gpu))):
-        try:
-            device = nv.nvmlDeviceGetMigDeviceHandleByIndex(gpu, at)
-        except (nv.NVMLError_NotFound, nv.NVMLError_InvalidArgument):
-            continue
+    for device in _handles(gpu):
         attributes = nv.nvmlDeviceGetAttributes_v2(device)
         whole = int(attributes.computeInstanceSliceCount) == int(attributes.gpuInstanceSliceCount)
         yield int(nv.nvmlDeviceGetGpuInstanceId(device)), str(nv.nvmlDeviceGetUUID(device)), whole
+
+
+def _handles(gpu: Any) -> Iterator[Any]:
+    for at in range(int(nv.nvmlDeviceGetMaxMigDeviceCount(gpu))):
+        with suppress(nv.NVMLError_NotFound, nv.NVMLError_InvalidArgument):
+            yield nv.nvmlDeviceGetMigDeviceHandleByIndex(gpu, at)
 
 
 def _instance(

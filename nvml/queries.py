@@ -119,9 +119,9 @@ class Nvml:
         """XID events since the last call."""
         return self._call(XidsRequest(uuids), XidsReply)
 
-    def mig(self, uuid: str) -> MigReply:
-        """MIG mode, profiles and instances of a GPU."""
-        return self._call(MigRequest(uuid), MigReply)
+    def mig(self, uuid: str, *, brief: bool = False) -> MigReply:
+        """MIG mode, profiles and instances of a GPU, or in brief as `MigRequest` has it."""
+        return self._call(MigRequest(uuid, brief), MigReply)
 
     def set_mig_mode(self, uuid: str, on: bool) -> bool:
         """Switch MIG mode of an idle GPU. False: it is pending until the GPU is reset."""

@@ -171,10 +171,12 @@ class ContainerMemory:
         """Handle a packet of a process after its WELCOME. Raises BadDocument."""
         now_s, process = self._clock(), connection.number
         match message:
-            case wire.Lease(gpu, need, want, kind):
-                elastic = kind is wire.LeaseKind.ELASTIC
+            case wire.Lease(gpu, need, want, kind, waited_ms):
+                elastic, waited_s = kind is wire.LeaseKind.ELASTIC, waited_ms / 1000
                 self.contexts.allocates(process, gpu)
-                self._report(self.ledger.request(process, gpu, seq, need, want, now_s, elastic=elastic))
+                self._report(
+                    self.ledger.request(process, gpu, seq, need, want, now_s, elastic=elastic, waited_s=waited_s)
+                )
             case wire.Return(gpu, amount, kind):
                 elastic = kind is wire.LeaseKind.ELASTIC
                 given = self.ledger.give_back(process, gpu, amount, seq, now_s, elastic=elastic)

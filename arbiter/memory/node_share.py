@@ -173,14 +173,15 @@ class NodeShare:
         """See `NodeRoom`."""
         return self._node.ceiling(self._name, self._uuids[gpu]) if self._node is not None else None
 
-    def request(self, gpu: int, process: int, seq: int, need_bytes: int, *, elastic: bool) -> NodeAnswer:
-        """See `NodeRoom`."""
+    def request(
+        self, gpu: int, process: int, seq: int, need_bytes: int, *, elastic: bool, waited_s: float
+    ) -> NodeAnswer:
+        """See `NodeRoom`. An allocation waits for at most the container's wait, in however many requests."""
         if self._node is None:
             return NodeAnswer.GRANTED
         request = RequestId(self._name, gpu, process, seq)
-        return self._node.request(
-            request.id, self._name, self._uuids[gpu], need_bytes, elastic=elastic, wait_s=self._wait_s
-        )
+        wait_s = max(0.0, self._wait_s - waited_s)
+        return self._node.request(request.id, self._name, self._uuids[gpu], need_bytes, elastic=elastic, wait_s=wait_s)
 
     def withdraw(self, gpu: int, process: int, seq: int) -> None:
         """See `NodeRoom`."""

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Final
-
-import structlog
 
 from arbiter.connection import Connection
 from arbiter.host import image_of, lives_since
@@ -22,6 +19,7 @@ from arbiter.swap.container import SwapContainer
 from arbiter.swap.container_host import Blocking
 from arbiter.swap.coordinator import Coordinator, WaitingRequest
 from arbiter.swap.copier import Copier
+from arbiter.swap.decisions import Decisions
 from arbiter.swap.free_memory import FreeMemory
 from arbiter.swap.gpu_reports import GpuReports
 from arbiter.swap.host_pool import HostPool
@@ -35,7 +33,6 @@ from arbiter.swap.records_file import gpus_with_records
 from arbiter.swap.results import Decided, GpuSwapFacts, Notice, Stated, SwapStatus
 from vgpu.memory.ceiling import Ceiling, ceiling
 from vgpu.memory.records import NodeAnswer
-from vgpu.memory.swap.actions import Action, CancelSwapOut, Grant, Report, SwapIn, SwapOut
 from vgpu.memory.swap.events import (
     WAIT_MOST_S,
     Changed,
@@ -52,11 +49,8 @@ from vgpu.memory.swap.events import (
 )
 from vgpu.memory.swap.settings import SwapSettings
 
-ROUNDS: Final = 8
-"""Of decisions and what follows from them in one turn, so that a turn takes some milliseconds at most; the next turn goes on."""
 UNKNOWN_BYTES: Final = 2**50
 """Capacity of a GPU before the first reading: a PiB, which no GPU has, so nothing is moved."""
-_log = structlog.get_logger()
 
 
 class SwapNode:
@@ -90,12 +84,13 @@ class SwapNode:
         self._reports = GpuReports(self._pools)
         self._containers: dict[str, SwapContainer] = {}
         self._free = FreeMemory(self._reports.capacity_bytes, self._containers, self._coordinator)
-        self._active: set[str] = set()
+        self._decisions = Decisions(
+            clock, self._containers, self._coordinator, self._reports, self._pools, self.reasons, self.counts
+        )
         self._readers = ContainerReaders(self.poller, clock)
         self._ready = ReadyGpus(self._pools, self._reports.capacity_bytes, clock)
         self._stated: dict[tuple[str, int, str], int] = {}
         self._activity = ActivityChanges(clock, self.wake)
-        self._again = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.poller.add(self._wake_fd, self._woken)
         for gpu in gpus_with_records(records):
@@ -111,19 +106,23 @@ class SwapNode:
         self._readers.turn()
         self.poller.turn()
         now_s = self.clock()
-        for event in self._activity.take(now_s, everything=self._busy):
-            self._coordinator.apply(event, decides=self._busy)
+        for event in self._activity.take(now_s, everything=self._decisions.busy):
+            self._coordinator.apply(event, decides=self._decisions.busy)
         self._pools.turn(now_s)
-        self._settle()
+        self._decisions.settle()
         self._ready.turn()
         self._coordinator.trace.write(now_s)
 
     def deadline_s(self) -> float | None:
         """When a turn is due although `fd` is not readable; None: never."""
-        times = [self._pools.deadline_s(), *(self._containers[name].deadline_s() for name in self._active)]
+        times = [self._pools.deadline_s(), *(self._containers[name].deadline_s() for name in self._decisions.active)]
         times += [self._coordinator.policy.deadline_s() or inf, self._coordinator.trace.deadline_s() or inf]
-        times += [self._activity.deadline_s(busy=self._busy), self._ready.deadline_s(), self._readers.deadline_s()]
-        if self._again or self._coordinator.undecided:
+        times += [
+            self._activity.deadline_s(busy=self._decisions.busy),
+            self._ready.deadline_s(),
+            self._readers.deadline_s(),
+        ]
+        if self._decisions.again or self._coordinator.undecided:
             times.append(self.clock())
         at_s = min(times)
         return None if at_s == inf else at_s
@@ -167,7 +166,7 @@ class SwapNode:
             return
         self._readers.remove(name)
         container.leave()
-        self._active.discard(name)
+        self._decisions.active.discard(name)
         for part in (self._activity, self.reasons, self.blocks, self.counts):
             part.forget(name)
         self._coordinator.drop(name)
@@ -193,14 +192,14 @@ class SwapNode:
     ) -> NodeAnswer:  # fmt: skip
         """Decide on a lease. Above the guarantee it waits for at most `wait_s`."""
         container = self._containers[name]
-        if self._free.grants(container, gpu, need_bytes, self._active):
+        if self._free.grants(container, gpu, need_bytes, self._decisions.active):
             container.granted(gpu, need_bytes, elastic=elastic)
             container.tell_used(gpu)
             return NodeAnswer.GRANTED
         wait_s = min(WAIT_MOST_S, max(0.0, wait_s))
         self._coordinator.requests[id_] = WaitingRequest(id_, name, gpu, need_bytes, elastic)
         self._coordinator.apply(Requested(self.clock(), name, id_, gpu, need_bytes, elastic, wait_s))
-        self._decide()
+        self._decisions.decide()
         answer = self._coordinator.answer(id_)
         if answer is None:
             return NodeAnswer.WAITS
@@ -222,7 +221,7 @@ class SwapNode:
     def free_bytes(self, name: str, gpu: str) -> int:
         """What a container may be granted now beyond any request: within its guarantee, and nothing while others wait for memory of the GPU."""
         container = self._containers[name]
-        if container.contract is None or not self._free.grants(container, gpu, 0, self._active):
+        if container.contract is None or not self._free.grants(container, gpu, 0, self._decisions.active):
             return 0
         guarantee_bytes = container.contract.gpus[gpu][0]
         return max(0, min(self._free.of(gpu), guarantee_bytes - container.used_bytes(gpu)))
@@ -335,7 +334,7 @@ class SwapNode:
 
     def apply(self, event: ContainerEvent) -> None:
         """To the policy."""
-        quiet = isinstance(event, Used) and not self._busy and self._free.of(event.gpu) >= 0
+        quiet = isinstance(event, Used) and not self._decisions.busy and self._free.of(event.gpu) >= 0
         self._coordinator.apply(event, decides=not quiet)
 
     def paused(self, name: str) -> bool:
@@ -352,59 +351,7 @@ class SwapNode:
 
     def activate(self, name: str) -> None:
         """Its turn is due."""
-        self._active.add(name)
-
-    # Decisions
-
-    @property
-    def _busy(self) -> bool:
-        """Whether anything waits or moves: only then use and work change a decision."""
-        return bool(self._coordinator.requests) or any(self._containers[name].blocked for name in self._active)
-
-    def _settle(self) -> None:
-        for _ in range(ROUNDS):
-            self._decide()
-            for name in list(self._active):
-                if (container := self._containers.get(name)) is not None:
-                    container.turn(partial(self._coordinator.room_bytes, name))
-                    self.reasons.note_loss(container)
-            for event in self._reports.changed(self._containers.values(), self.clock()):
-                self._coordinator.apply(event)
-            if not self._coordinator.due(self.clock()):
-                break
-        self._again = self._coordinator.due(self.clock())
-        self._pools.turn()
-        self._active = {name for name in self._active if name in self._containers and not self._containers[name].quiet}
-
-    def _decide(self) -> None:
-        for _ in range(ROUNDS):
-            now_s = self.clock()
-            if not self._coordinator.due(now_s):
-                return
-            for action in self._coordinator.decide(now_s):
-                self._carry_out(action)
-
-    def _carry_out(self, action: Action) -> None:
-        if isinstance(action, Grant):
-            request = self._coordinator.granted(action)
-            self._containers[request.name].granted(request.gpu, request.bytes, elastic=request.elastic)
-            return
-        container = self._containers.get(getattr(action, "name", ""))
-        if container is None:
-            return
-        match action:
-            case SwapOut(gpus=gpus):
-                _log.info("swap out", grant=container.name, bytes=gpus)
-                self.counts.swaps[container.name, "out"] += 1
-                container.swap_out(gpus)
-            case CancelSwapOut():
-                container.cancel()
-            case SwapIn():
-                _log.info("swap in", grant=container.name)
-                self.counts.swaps[container.name, "in"] += 1
-                container.swap_in()
-            case Report(reason=reason) if reason.startswith("it did not give way"):
-                container.did_not_give_way(reason)
+        self._decisions.active.add(name)
 
     # Records and traces
 

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import structlog
 
 from deviceplugin.gpus.offer import CORDONS, Offer
+from deviceplugin.gpus.owed_tests import OwedTests
 from deviceplugin.gpus.untested import Owed, UntestedGpus
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.usage_records import UsageRecord
@@ -25,7 +26,7 @@ from nvml.descriptors import gpu_open, opens
 from nvml.withheld import addresses, read_withheld, write_withheld
 from vgpu.api.codec import assignment_from_json
 from vgpu.api.cordon import Cordon, condition, cordons_from_json
-from vgpu.api.errors import BadDocument
+from vgpu.api.errors import BadDocument, Refused
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import CORDON_REASONS, TESTING, CordonState, Gpu, GpuCondition, Inventory, Withdrawal
 from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
@@ -108,18 +109,19 @@ class CordonWatch:
         """Was the annotation read since the start?"""
         self._changed = asyncio.Event()
         self._tests: dict[str, asyncio.Task[None]] = {}
-        self._untested, self._failed, self._look_s = untested, failed, look_s
+        self._owed, self._look_s = OwedTests(offer, untested, failed), look_s
         self._looking: asyncio.Future[Opened] | None = None
         """For processes that have GPUs open. A process can keep it from ending."""
 
     def load(self) -> Mapping[str, Owed]:
         """At the start: GPUs that are away and are to be tried when they come back."""
-        owed = self._untested.load() if self._untested is not None else {}
+        owed = self._owed.load()
         self._offer.set_withdrawn(CORDONS, self._testing(owed) | dict(self._offer.withdrawn_by(CORDONS)))
         return owed
 
     def remember(self, earlier: Inventory) -> None:
         """As the node's annotation was when this program began: what was withdrawn is not offered before it was tried. What stands already stays."""
+        self._owed.published(earlier)
         if not self._known:  # or it cannot be read
             self._cordons = {gpu.uuid: Cordon() for gpu in earlier.gpus if gpu.cordon not in ("", TESTING)}
             self._changed.set()
@@ -153,16 +155,27 @@ class CordonWatch:
                 self._changed.clear()
                 try:
                     await self.once()
-                except OSError as error:
-                    log.error("which GPUs NVML leaves out cannot be written", error=str(error), retry_s=CHECK_S)
+                except (OSError, Refused) as error:
+                    log.error(
+                        "which GPUs are left out, or to be tried, cannot be written", error=str(error), retry_s=CHECK_S
+                    )
                 await self._wait_for_change(version)
         finally:
             for test in self._tests.values():
                 test.cancel()
             await asyncio.gather(*self._tests.values(), return_exceptions=True)
 
+    async def before_published(self, inventory: Inventory) -> None:
+        """The node's annotation is to have it: what it does not say of GPUs that are to be tried is on the disk first. Raises OSError, Refused."""
+        await self._owed.before_published(inventory)
+
+    def published(self, inventory: Inventory) -> None:
+        """The node's annotation has it."""
+        if self._owed.published(inventory):
+            self._changed.set()
+
     async def once(self) -> None:
-        """Bring the offer in step. Before the annotation and the pods are known, NVML leaves out what it left out before. Raises OSError."""
+        """Bring the offer in step. Before the annotation and the pods are known, NVML leaves out what it left out before. Raises OSError, Refused."""
         self._offer.refresh()
         if not self._offer.probed:
             return
@@ -177,11 +190,7 @@ class CordonWatch:
         for uuid, state in now.states.items():
             if state == TESTING and uuid not in self._tests and self._works(uuid):
                 self._tests[uuid] = asyncio.create_task(self._test(uuid))
-        if self._untested is not None:
-            here = {gpu.uuid for gpu in self._offer.inventory().gpus}
-            since_s = {uuid: one.since_s for uuid, one in self._offer.withdrawn_by(CORDONS).items() if uuid not in here}
-            owed = {uuid: Owed(at_s, self._failed(uuid)) for uuid, at_s in since_s.items()}
-            await asyncio.to_thread(self._untested.write, owed)
+        await self._owed.keep()
 
     async def _look(self, ordered: Collection[Gpu]) -> Opened:
         """Which GPUs our processes have open; none counts as closed where that is not seen in time: a process of a pod may have the name of one of ours, and a

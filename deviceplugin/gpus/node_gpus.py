@@ -40,6 +40,8 @@ GRACE_S: Final = 5.0
 """NVML may be away for so long before its GPUs are unhealthy: a child that was killed is back within a second. Guessed."""
 HANGS: Final = 2
 """So many calls in a row that do not return, about whichever GPUs, and none of them is fit for use: the driver hangs. Guessed."""
+DESCRIBE_RETRY_S: Final = 5.0
+"""Before container runtimes are told again what NVML shows, where their folder cannot be written. Guessed."""
 SILENT_ROUNDS: Final = 10
 """So often no GPU may answer before NVML is opened anew. Pulled out of the air: 50 s with the default setting."""
 
@@ -85,7 +87,7 @@ class NodeGpus:
 
     def __init__(
         self, offer: Offer, metrics: Metrics, driver: NvmlConnection, *, access: Literal["auto", "cdi", "nvidia"],
-        unit_mib: int, health_s: float, probe_s: float, on_inventory: Callable[[Inventory], None],
+        unit_mib: int, health_s: float, probe_s: float, on_inventory: Callable[[Inventory], Awaitable[None]],
         try_out: Callable[[Inventory], Awaitable[None]], prepare: Callable[[Inventory], Awaitable[None]] | None = None, clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
@@ -100,6 +102,8 @@ class NodeGpus:
         self._away_since_s = 0.0
         self._openings = 0
         """Of NVML, at the last probe."""
+        self._undescribed = ""
+        """Why container runtimes cannot be told which GPUs NVML shows; empty: they were."""
         self._late = LateGpus()
         self._hung: dict[str, str] = {}
         """UUID -> why, of GPUs of which a call did not return."""
@@ -173,13 +177,12 @@ class NodeGpus:
                 probe, self.nvml, unit_mib=self._unit_mib, access=access, last=before or self._closed_before(withheld),
                 reopened=openings != self._openings, on_bus=on_bus, withheld=withheld,
             )  # fmt: skip
-            self._openings = openings
             described = [gpu for gpu in inventory.gpus if gpu.healthy]
             self._late.probed(missing(described, on_bus) - withheld, self._clock())
-            if self._prepare is not None:
-                await self._prepare(inventory)
-            self._on_inventory(inventory)
-            await self._try_out(inventory)  # before any share is granted
+            if await self._describe(inventory, known=before is not None):
+                self._openings = openings
+                await self._try_out(inventory)  # before any share is granted
+            inventory = before if self._undescribed and before is not None else inventory
             if before is None:  # these may have become known since the probe
                 inventory = self._with_closed(inventory, withheld, on_bus)
             self.health.back()
@@ -192,7 +195,24 @@ class NodeGpus:
             self._away = ""
             if not inventory.gpus:
                 log.info("this node has no GPUs", next_probe_s=self._probe_s)
-            await self._watch([gpu.uuid for gpu in inventory.gpus if bus_address(gpu.pci) not in withheld])
+            open_ = [gpu.uuid for gpu in inventory.gpus if bus_address(gpu.pci) not in withheld]
+            await self._watch(open_, DESCRIBE_RETRY_S if self._undescribed else self._probe_s)
+
+    async def _describe(self, inventory: Inventory, *, known: bool) -> bool:
+        """Container runtimes can find these devices. False where that is not written: the GPUs that are `known` stay as they are. Raises OSError where none is."""
+        try:
+            if self._prepare is not None:
+                await self._prepare(inventory)
+            await self._on_inventory(inventory)
+        except OSError as error:
+            if not known:
+                raise
+            if not self._undescribed:
+                log.error("GPUs are offered as before: container runtimes cannot be told of others", error=str(error))
+            self._undescribed = str(error)
+        else:
+            self._undescribed = ""
+        return not self._undescribed
 
     def _closed_before(self, withheld: frozenset[str]) -> Inventory | None:
         """GPUs that the program before this one had, and that NVML does not describe as it does not open them."""
@@ -207,11 +227,11 @@ class NodeGpus:
             inventory, gpus=present(closed.gpus, inventory.gpus, silent=0, reopened=True, on_bus=on_bus).gpus
         )
 
-    async def _watch(self, uuids: list[str]) -> None:
-        """Watch XID events and query the health of the GPUs for `probe_s`. Raises NvmlError when NVML as such does not answer."""
+    async def _watch(self, uuids: list[str], for_s: float) -> None:
+        """Watch XID events and query the health of the GPUs for so long. Raises NvmlError when NVML as such does not answer."""
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._probe_s) as probing, asyncio.TaskGroup() as group:
+                async with asyncio.timeout(for_s) as probing, asyncio.TaskGroup() as group:
                     group.create_task(self._watch_xids(tuple(uuids)))
                     group.create_task(self._query_health(uuids, probing))
                     group.create_task(self._watch_openings(probing))

@@ -7,7 +7,7 @@ then in case the watch is not there: the extender places by it. What is beside i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 import msgspec
@@ -23,7 +23,8 @@ from kube.objects import Metadata, Node
 from kube.patch import annotate, merge
 from vgpu.api.back_off import BackOff
 from vgpu.api.codec import inventory_to_json
-from vgpu.api.errors import BadDocument
+from vgpu.api.errors import BadDocument, Refused
+from vgpu.api.inventory import Inventory
 
 VERIFY_S: Final = 60.0
 """Between checks of the annotation when nothing changed. Guessed: one GET of a node a minute is little."""
@@ -52,6 +53,10 @@ class Publisher:
         self.written = 0
         self.failing = ""
         """Why the last attempt failed; empty when it did not."""
+        self.before_write: Callable[[Inventory], Awaitable[None]] = _nothing
+        """Awaited before an inventory is written. Raises OSError, Refused: then it is not."""
+        self.shown: Callable[[Inventory], object] = bool
+        """Called with the inventory that the annotation has."""
         self._client, self._path, self._offer, self._beside = client, paths.node(node), offer, beside
         self._labels, self._label_keys, self._taint = labels, frozenset(label_keys), taint
         self._seen, self._began = seen, False
@@ -92,7 +97,7 @@ class Publisher:
             version = self._offer.version
             try:
                 await self.publish()
-            except (ApiError, BadDocument, msgspec.MsgspecError) as error:
+            except (ApiError, BadDocument, Refused, OSError, msgspec.MsgspecError) as error:
                 self.failing, retry_s = str(error), back_off.failed()
                 log.warning("the inventory is not published", error=self.failing, retry_s=retry_s)
                 await self._wait_for_change(version, retry_s)
@@ -141,18 +146,21 @@ class Publisher:
         )
 
     async def publish(self) -> bool:
-        """Make the annotations right. Returns whether one was written. Raises ApiError."""
+        """Make the annotations right. Returns whether one was written. Raises ApiError, OSError, Refused."""
         node = msgspec.json.decode(await self._client.get(self._path), type=Node)
         if not self._began:  # it may change what is published
             self._began = True
             self._seen(node)
-        key, text = self._offer.names.inventory, inventory_to_json(self._offer.inventory())
+        inventory = self._offer.inventory()
+        key, text = self._offer.names.inventory, inventory_to_json(inventory)
         wrong = node.metadata.annotation(key) != text
         if wrong:
+            await self.before_write(inventory)
             await annotate(self._client, self._path, {key: text})
             self.written += 1
-            gpus = self._offer.inventory().gpus
+            gpus = inventory.gpus
             log.info("inventory published", gpus=len(gpus), healthy=sum(gpu.healthy for gpu in gpus))
+        self.shown(inventory)
         beside = await self._publish_beside(node)
         tainted = await self._taint.keep(node) if self._taint is not None else False
         return wrong or beside or tainted
@@ -178,3 +186,7 @@ class Publisher:
         self._refused = None
         self.written += 1
         return True
+
+
+async def _nothing(_: Inventory) -> None:
+    return None

@@ -17,7 +17,9 @@ from typing import Final
 import structlog
 
 from deviceplugin.gpus.offer import Offer
-from deviceplugin.mig.declared_gpus import MigNvml, Seen, SlotsOf, configuration, see, wanted
+from deviceplugin.grants.atomic_file import version_of
+from deviceplugin.mig.declared_gpus import MigNvml, Seen, SlotsOf, configuration, glance, see, wanted
+from deviceplugin.mig.declared_pace import DONE_S, WAITING_S, Pace
 from deviceplugin.mig.device_users import DeviceUsers, UsersUnknown
 from deviceplugin.mig.mode_switch import ModeSwitch
 from deviceplugin.pod_resources import KubeletUnreachable
@@ -29,7 +31,7 @@ from vgpu.mig.declared import Choice, NodePlan, State, chosen, mode_words, plan_
 from vgpu.mig.plan import GpuPlan
 
 CHECK_S: Final = 2.0
-"""Between checks of labels, file and GPUs. Guessed: a check of a node that is as declared is some 60 calls of NVML a GPU."""
+"""Between rounds, each of which is a check where something may have changed (`declared_pace`). Guessed: a round without is some 10 calls of NVML a GPU in MIG mode."""
 SETTLE_S: Final = 4.0
 """Between the withdrawal of a GPU and its change: the scheduler sees the inventory, and a pod that was just assigned is known. Guessed."""
 RETRY_S: Final = 60.0
@@ -56,6 +58,7 @@ class DeclaredMig:
         self._file, self._nvml, self._offer, self._users, self._labels = file, nvml, offer, users, labels
         self._slots, self._on_demand, self._switch, self._probe, self._report = slots, on_demand, switch, probe, report
         self._published, self._clock, self._now = published, clock, now
+        self._pace = Pace(clock)
         self._choice = Choice()
         self._why = self._failing = ""
         self._withdrawn_s: dict[str, float] = {}
@@ -64,6 +67,8 @@ class DeclaredMig:
         """UUID -> when a step of it is tried again, and why it was refused."""
         self._changed: set[str] = set()
         """UUIDs of GPUs that were changed, and that no probe has shown since."""
+        self._changing = False
+        """Is a GPU about to be changed?"""
 
     @property
     def label(self) -> dict[str, str | None]:
@@ -80,8 +85,12 @@ class DeclaredMig:
             self._switch.forget()
 
     async def _round(self) -> None:
+        if not self._pace.due(await self._inputs()):
+            return
+        rest_s = 0.0
         try:
             await self.once()
+            rest_s = self._rest_s()
         except (NvmlError, UsersUnknown, KubeletUnreachable) as error:
             if str(error) != self._failing:
                 log.warning("the declared MIG layout is not followed now", error=str(error), retry_s=CHECK_S)
@@ -89,10 +98,33 @@ class DeclaredMig:
             self._tell("pending", f"label {self._choice.written}: {error}")
         else:
             self._failing = ""
+        finally:
+            self._pace.checked(rest_s)
+
+    async def _inputs(self) -> object:
+        """Everything that a check depends on and that is cheap to read: with another of it, a check may do or say something else."""
+        labels = self._labels()
+        choice = None if labels is None else chosen(labels, self._offer.names)
+        if choice is None or not choice.name or choice.hold or not self._offer.probed:
+            return choice, self._offer.probed
+        try:
+            file: object = version_of(self._file)
+        except OSError as error:
+            file = str(error)
+        uuids = [gpu.uuid for gpu in self._offer.reported.gpus]
+        slots = [frozenset(self._slots(uuid)) for uuid in uuids]
+        seen = await asyncio.to_thread(glance, self._nvml, uuids)
+        return choice, file, self._offer.version, slots, self._users.known(), seen
+
+    def _rest_s(self) -> float:
+        """How long the next check may wait if nothing changes: not while a GPU is being changed."""
+        if self._switch.going or self._changing or self._changed:
+            return 0.0
+        return DONE_S if self.state == "success" else WAITING_S
 
     async def once(self) -> None:
         """Read the labels and follow them. Raises NvmlError, UsersUnknown, KubeletUnreachable: then everything stays as it is."""
-        labels = self._labels()
+        labels, self._changing = self._labels(), False
         if labels is None or not self._offer.probed:
             return
         choice = chosen(labels, self._offer.names)
@@ -150,6 +182,7 @@ class DeclaredMig:
         self._switch.keep_only([one.uuid for one in plan.switch])
         ready = [one for one in plan.switch if self._switch.due(one.uuid)][:1]
         unseen = self._unseen(seen)
+        self._changing = bool(plan.apply or ready)
         self._withdraw({one.uuid for one in (*plan.apply, *ready)} | plan.drains | unseen)
         changed = [one for one in plan.apply if self._settled(one.uuid)]
         for one in changed:

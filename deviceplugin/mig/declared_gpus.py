@@ -24,7 +24,7 @@ SlotsOf = Callable[[str], Collection[MigSlot]]
 class MigNvml(Protocol):
     """Of `nvml.queries.Nvml`. Each raises NvmlError."""
 
-    def mig(self, uuid: str) -> MigReply: ...
+    def mig(self, uuid: str, *, brief: bool = False) -> MigReply: ...
 
     def create_mig(self, uuid: str, profile: int, start: int) -> MigInstanceFacts: ...
 
@@ -71,6 +71,17 @@ def see(nvml: MigNvml, gpus: Sequence[Gpu], users: Users, out: Collection[str]) 
                 )
             )
     return found
+
+
+def glance(nvml: MigNvml, uuids: Sequence[str]) -> tuple[MigReply | str, ...]:
+    """Of each GPU, what differs where its MIG mode or instances changed; why it cannot be read."""
+    found: list[MigReply | str] = []
+    for uuid in uuids:
+        try:
+            found.append(nvml.mig(uuid, brief=True))
+        except NvmlError as error:
+            found.append(str(error))
+    return tuple(found)
 
 
 def _processes(nvml: MigNvml, gpu: Gpu, facts: MigReply) -> Mapping[str, ProcessesReply | NvmlError]:

@@ -91,12 +91,23 @@ class DeviceUsers:
     async def read(self) -> Users:
         """Raises UsersUnknown, KubeletUnreachable."""
         listed = await self._listing.holdings(self._names.domain)
+        return Users(self._found(listed))
+
+    def known(self) -> object:
+        """Compares equal while nothing changed of all that is known without the kubelet."""
+        try:
+            return self._found(()), frozenset(uid for uid, pod in self._pods.pods().items() if pod.finished)
+        except UsersUnknown as error:
+            return str(error)
+
+    def _found(self, listed: Iterable[ContainerDevices]) -> dict[str, str]:
+        """Raises UsersUnknown."""
         if not self._pods.synced:
             raise UsersUnknown("the pods of the node are not known yet")
         found: dict[str, str] = {}
         for device, who in (*self._of_pods(), *self._of_unreadable(), *self._of_gone(), *self._listed(listed)):
             found.setdefault(device, who)
-        return Users(found)
+        return found
 
     def _of_pods(self) -> Iterable[tuple[str, str]]:
         given = self._ledger.done

@@ -68,7 +68,7 @@ class MigOnDemand:
 
     def __init__(
         self, instances: MigInstances, offer: Offer, pods: KnownPods, *, given: Callable[[], Given], usage: Iterable[UsageRecord],
-        holdings: Callable[[], Awaitable[Sequence[ContainerDevices]]], write_cdi: Callable[[Inventory], None], report: Callable[[str], None],
+        holdings: Callable[[], Awaitable[Sequence[ContainerDevices]]], write_cdi: Callable[[], Awaitable[None]], report: Callable[[str], None],
         idle_s: float, clock: Callable[[], float] = time.monotonic, make_s: float = MAKE_S,
     ) -> None:  # fmt: skip
         self._instances, self._offer, self._pods, self._given, self._usage = instances, offer, pods, given, usage
@@ -145,7 +145,7 @@ class MigOnDemand:
         async with self._changing:
             made = [await self._make(device, again=False) for device in devices]
             self._offer.refresh()
-            self._write_cdi(self._offer.reported)
+            await self._write_cdi()
         return tuple(one.answered for one in made)
 
     async def before_start(self, ids: Collection[str]) -> None:
@@ -161,7 +161,7 @@ class MigOnDemand:
                         f"the MIG instance of {device} was made again and is {one.uuid} now, and the container gets {one.answered} from the kubelet's records: the pod has to be replaced"
                     )
             self._offer.refresh()
-            self._write_cdi(self._offer.reported)
+            await self._write_cdi()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -242,7 +242,7 @@ class MigOnDemand:
             return
         if removed:
             self._offer.refresh()
-            self._write_cdi(self._offer.reported)
+            await self._write_cdi()
 
     async def _refresh(self, gpu: Gpu) -> None:
         in_use = self._held(gpu.uuid) | self._assigned(gpu.uuid)
@@ -259,7 +259,7 @@ class MigOnDemand:
                 self._report(f"GPU {gpu.uuid} makes no MIG instances on demand: {view.why_not}")
         if view != before and self._offer.probed:
             self._offer.refresh()
-            self._write_cdi(self._offer.reported)
+            await self._write_cdi()
 
     def _withdrawn(self, uuid: str) -> tuple[GpuCondition, ...]:
         """Why new pods do not get a GPU."""

@@ -291,6 +291,8 @@ uint64_t lease_leased_bytes(struct gpu *gpu);
 uint64_t lease_limit_bytes(struct gpu *gpu, enum wire_lease_kind kind);
 bool lease_reserve(struct gpu *gpu, uint64_t bytes); /* resident memory, as all that names no kind */
 bool lease_reserve_as(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes);
+void lease_allocation_begin(void); /* what is requested until its end is for one allocation: it waits for others once in all. May be nested */
+void lease_allocation_end(void);
 /* convert.c. So many bytes of the elastic lease that are in use become resident. Waits for the arbiter, and perhaps until other memory was swapped out: call it
  * without locks. False: the guarantee has no room for them, or the arbiter does not answer; nothing is changed. */
 bool lease_convert(struct gpu *gpu, uint64_t bytes);

@@ -139,7 +139,9 @@ def test_every_runbook_says_what_happened_and_what_to_do() -> None:
 
 
 TEMPLATES = {"Deployment", "Job", "StatefulSet"}
-WITHOUT_PODS = {"LimitRange", "Namespace", "PersistentVolumeClaim", "PodGroup", "ResourceQuota", "Service"}
+WITHOUT_PODS = {
+    "ClusterQueue", "LimitRange", "LocalQueue", "Namespace", "PersistentVolumeClaim", "PodGroup", "ResourceFlavor", "ResourceQuota", "Service",
+}  # fmt: skip
 
 
 def pod_of(thing: dict[str, Any]) -> dict[str, Any] | None:
@@ -151,7 +153,7 @@ def pod_of(thing: dict[str, Any]) -> dict[str, Any] | None:
         "apiVersion": "v1",
         "kind": "Pod",
         **template,
-        "metadata": template["metadata"] | {"name": thing["metadata"]["name"]},
+        "metadata": template.get("metadata", {}) | {"name": thing["metadata"]["name"]},
     }
 
 

@@ -14,8 +14,14 @@ from hack.kubectl import ROOT
 from tests.contract.test_docs import TEMPLATES
 
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*"))
-NOT_APPLIED = {"07-gang": "needs an alpha API", "08-many-models": "tests/e2e/test_many_models.py"}
+NOT_APPLIED = {
+    "07-gang": "needs an alpha API",
+    "07-kueue": "needs Kueue",
+    "08-many-models": "tests/e2e/test_many_models.py",
+}
 """By tests/e2e/test_examples.py, and why not."""
+OWN_PROGRAMS = {"07-kueue", "08-many-models"}
+"""Their images have PyTorch and nothing else is run."""
 MONITORING = "examples/15-dcgm/monitoring/rules.yaml"
 METRIC = re.compile(r"\b(tangram_\w+)")
 ROW = re.compile(r"^\| `(tangram_\w+)` \| \w+ \| ([^|]*) \|", re.MULTILINE)
@@ -50,10 +56,10 @@ def full(image: str) -> str:
     return f"docker.io/{image}" if slash else f"docker.io/library/{image}"
 
 
-@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder", [one for one in EXAMPLES if one.name not in OWN_PROGRAMS], ids=lambda folder: folder.name
+)
 def test_an_example_needs_one_command_and_its_main_container_has_gpuview(folder: Path) -> None:
-    if folder.name == "08-many-models":  # its image has programs of its own
-        return
     kustomization = yaml.safe_load((folder / "Kustomization").read_text())
     assert kustomization["components"] == ["../workload"]
     assert [name for name in kustomization["resources"] if not (folder / name).exists()] == []

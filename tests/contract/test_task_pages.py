@@ -113,14 +113,17 @@ def test_the_webhook_admits_every_pod_of_a_page(page: Path) -> None:
             assert mutate(pod, AdmissionRules()).ops
 
 
+def handed_over(spec: Mapping[str, Any]) -> Any:
+    """The chart's values in an Application of Argo CD or a HelmRelease of Flux."""
+    return spec.get("values") or spec.get("source", {}).get("helm", {}).get("valuesObject")
+
+
 @each_page
 def test_every_chart_value_in_a_block_exists(page: Path) -> None:
-    shown = [yaml.safe_load(block) for block in blocks(page, "yaml")]
-    values = [
-        one
-        for one in shown
-        if not one.keys() <= {"apiVersion", "kind", "metadata", "spec"} and "mig-configs" not in one
-    ]
+    shown = [one for block in blocks(page, "yaml") for one in yaml.safe_load_all(block)]
+    objects = [one for one in shown if one.keys() <= {"apiVersion", "kind", "metadata", "spec"}]
+    values = [one for one in shown if one not in objects and "mig-configs" not in one]
+    values += [found for one in objects if (found := handed_over(one.get("spec", {})))]
     assert [path for value in values for path in leaves(value) if not known(path)] == []
 
 

@@ -30,14 +30,16 @@ def upgraded(cluster: Cluster) -> Iterator[Cluster]:
     built = [sys.executable, "-m", "hack.images", "build", "previous"]
     archive = subprocess.run(built, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()[-1]
     subprocess.run([sys.executable, "-m", "hack.cluster", "load", archive], cwd=ROOT, check=True)
-    uninstall_chart(cluster.kubectl)
-    eventually(lambda: left_in_its_namespace(cluster) == [], "the pods of this release have ended")
-    assert node_files() == []
-    repository, _, tag = image.name.rpartition("/")[2].partition(":")
-    install_chart(cluster.kubectl, {"image": {"repository": repository, "tag": tag}}, str(image.root))
-    cluster.wait_for_gpus()
-    yield cluster
-    cluster.upgrade({})
+    try:
+        uninstall_chart(cluster.kubectl)
+        eventually(lambda: left_in_its_namespace(cluster) == [], "the pods of this release have ended")
+        assert node_files() == []
+        repository, _, tag = image.name.rpartition("/")[2].partition(":")
+        install_chart(cluster.kubectl, {"image": {"repository": repository, "tag": tag}}, str(image.root))
+        cluster.wait_for_gpus()
+        yield cluster
+    finally:
+        cluster.upgrade({})
 
 
 def image_of(cluster: Cluster) -> str:
@@ -59,14 +61,15 @@ def back(cluster: Cluster) -> None:
 
 @contextmanager
 def amounts(cluster: Cluster) -> Iterator[set[tuple[str, str]]]:
-    """(resource, amount) of ours that the node shows meanwhile, looked at five times a second."""
+    """(resource, capacity) of ours that the node shows meanwhile, looked at five times a second. While a device plugin is away, the kubelet has
+    nothing allocatable, whoever's plugin it is."""
     seen: set[tuple[str, str]] = set()
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(0.2):
-            allocatable = cluster.node()["status"]["allocatable"]
-            seen.update((key, value) for key, value in allocatable.items() if key.startswith("tangram.sh/"))
+            capacity = cluster.node()["status"]["capacity"]
+            seen.update((key, value) for key, value in capacity.items() if key.startswith("tangram.sh/"))
 
     thread = threading.Thread(target=look)
     thread.start()

@@ -76,3 +76,11 @@ def recovered(before: Inventory, after: Inventory) -> frozenset[str]:
     has = {gpu.uuid: gpu for gpu in after.gpus}
     was = (gpu.uuid for gpu in before.gpus if gpu.state == "unhealthy")
     return frozenset(uuid for uuid in was if uuid not in has or has[uuid].healthy)
+
+
+def not_shown(withdrawn: Iterable[str], shown: Iterable[Inventory] | None) -> frozenset[str]:
+    """UUIDs of `withdrawn` for which some of these inventories does not say that the GPU is to be tried before pods get it; None = any inventory may stand."""
+    if shown is None:
+        return frozenset(withdrawn)
+    says = [frozenset(gpu.uuid for gpu in one.gpus if gpu.cordon or gpu.state == "unhealthy") for one in shown]
+    return frozenset(uuid for uuid in withdrawn if not all(uuid in of for of in says))

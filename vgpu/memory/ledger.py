@@ -95,12 +95,12 @@ class Ledger:
         return events
 
     def request(
-        self, process: int, gpu: int, seq: int, need_bytes: int, want_bytes: int, now_s: float, *, elastic: bool = False
-    ) -> list[Event]:
-        """A process requests at least `need_bytes`, at best `want_bytes`. Raises BadDocument."""
-        record = self._record(process, gpu)
-        record.known = True
-        self._gpus[gpu].queue(gpu, LeaseRequest(process, seq, need_bytes, max(need_bytes, want_bytes), elastic=elastic))
+        self, process: int, gpu: int, seq: int, need_bytes: int, want_bytes: int, now_s: float, *, elastic: bool = False, waited_s: float = 0.0,
+    ) -> list[Event]:  # fmt: skip
+        """A process requests at least `need_bytes`, at best `want_bytes`, and has waited for `waited_s` before. Raises BadDocument."""
+        self._record(process, gpu).known = True
+        wanted = LeaseRequest(process, seq, need_bytes, max(need_bytes, want_bytes), elastic=elastic, waited_s=waited_s)
+        self._gpus[gpu].queue(gpu, wanted)
         return self._decide(gpu, now_s)
 
     def promise(self, process: int, gpu: int, context_bytes: int, now_s: float) -> int:

@@ -68,7 +68,9 @@ class NodeRequests:
         if missing_bytes > 0:
             # what the process returned for this request is not the container's any more: with it, the request could be above a limit
             self._node.use(gpu, of.claimed_bytes)
-            answer = self._node.request(gpu, request.process, request.seq, missing_bytes, elastic=request.elastic)
+            answer = self._node.request(
+                gpu, request.process, request.seq, missing_bytes, elastic=request.elastic, waited_s=request.waited_s
+            )
         if answer is NodeAnswer.GRANTED:
             room_bytes = max(0, self._node.free_bytes(gpu))
             return of.grant(gpu, request, min(free_bytes, missing_bytes + room_bytes))

@@ -135,8 +135,10 @@ class NodeRoom(Protocol):
     def use(self, gpu: int, claimed_bytes: tuple[int, int]) -> None:
         """What the container has now, as `Ledger.claimed_bytes`."""
 
-    def request(self, gpu: int, process: int, seq: int, need_bytes: int, *, elastic: bool) -> NodeAnswer:
-        """A process requests memory, beside what `use` said last."""
+    def request(
+        self, gpu: int, process: int, seq: int, need_bytes: int, *, elastic: bool, waited_s: float
+    ) -> NodeAnswer:
+        """A process requests memory, beside what `use` said last. `waited_s`: how long the same allocation has waited before."""
 
     def withdraw(self, gpu: int, process: int, seq: int) -> None:
         """Nothing waits for this request any more."""
@@ -157,6 +159,8 @@ class LeaseRequest:
     """The bytes are for calls of unknown cost."""
     elastic: bool = False
     """The bytes are for memory that can be swapped out."""
+    waited_s: float = 0.0
+    """The allocation has waited for so long before this request."""
     key: bytes = b""
     """The bytes are for memory of this key, which the process opened; empty otherwise."""
     recalled: bool = False

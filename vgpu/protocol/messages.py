@@ -56,6 +56,8 @@ class Lease:
     need_bytes: int
     want_bytes: int
     kind: LeaseKind = LeaseKind.RESIDENT
+    waited_ms: int = 0
+    """How long the allocation has waited before this request."""
 
 
 @dataclass(frozen=True, slots=True)

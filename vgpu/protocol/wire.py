@@ -86,9 +86,13 @@ UNDERSTANDS_BURST: Final = 32
 UNDERSTANDS_OPEN: Final = 64
 SHOWS_LIMITS: Final = 128
 UNDERSTANDS_DISCARD: Final = 256
+UNDERSTANDS_WAITED: Final = 512
 """Bits of the features."""
 LIMITS_AT: Final = 2048
 """Offset in the page of the limits in effect, one u64 for each GPU, if the features have `SHOWS_LIMITS`."""
+WAITED_SHIFT: Final = 8
+WAITED_MOST_MS: Final = 2**24 - 1
+"""The bits above the kind, of LEASE: how long the allocation has waited before."""
 KERNELS_ONLY: Final = 1
 """Bit of the value of WORK and STILL."""
 ABOUT_TO: Final = 1
@@ -163,8 +167,8 @@ def _body(message: Message) -> bytes:
             return _WELCOME.pack(len(gpus), promised_mib) + b"".join(
                 _GPU.pack(gpu.uuid, gpu.limit_bytes, gpu.core_percent, gpu.service_class) for gpu in gpus
             )
-        case Lease(gpu, need, want, kind):
-            return _LEASE.pack(gpu, kind, need, want)
+        case Lease(gpu, need, want, kind, waited_ms):
+            return _LEASE.pack(gpu, kind | min(waited_ms, WAITED_MOST_MS) << WAITED_SHIFT, need, want)
         case Leased(gpu, refused, granted, unleased):
             return _LEASED.pack(gpu, refused, granted, unleased)
         case Return(gpu, amount, kind):
@@ -247,7 +251,8 @@ def _message(number: int, body: bytes) -> Message:
             return Hello(pid, _hello_flags(flags), _text(version))
         case 3:
             gpu, kind, need, want = _LEASE.unpack(body)
-            return Lease(_gpu(gpu), need, want, _lease_kind(kind))
+            waited_ms, kind = divmod(kind, 1 << WAITED_SHIFT)
+            return Lease(_gpu(gpu), need, want, _lease_kind(kind), waited_ms)
         case 4:
             gpu, refused, granted, unleased = _LEASED.unpack(body)
             return Leased(_gpu(gpu), refused, granted, unleased)

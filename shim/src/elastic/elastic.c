@@ -154,7 +154,9 @@ static uint64_t pay(const struct request *request)
 /* Makes a region, and takes the request from it. */
 static CUresult take_new(const struct request *request, CUdeviceptr *at)
 {
+    lease_allocation_begin();
     uint64_t paid = pay(request);
+    lease_allocation_end();
     const uint64_t least = least_bytes(request);
     if (paid == 0)
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -97,7 +97,9 @@ static struct elastic_region *region_of_pool(const struct pooled_request *reques
 static CUresult take_new(const struct pooled_request *request, struct range **range)
 {
     struct gpu *gpu = request->pool->gpu;
+    lease_allocation_begin();
     uint64_t paid = pay(request);
+    lease_allocation_end();
     const uint64_t least = least_bytes(request);
     CUresult rc;
     if (paid == 0)

@@ -55,6 +55,7 @@ struct awaited {
     uint32_t seq; /* 0 = none */
     bool answered;
     uint64_t pending_ms; /* when the arbiter last answered that it waits for memory of other containers; 0 = never */
+    uint64_t since_ms;   /* since when the caller has waited for such memory, with earlier requests; 0 = since this one */
     bool overdue;        /* it reported that for longer than a request may wait: nothing is granted any more */
 };
 
@@ -162,7 +163,8 @@ bool link_has_helper(void);     /* false: what is not needed is returned at once
 
 /* request.c */
 enum link_answer { LINK_GRANTED, LINK_REFUSED, LINK_ABSENT };
-enum link_answer link_request(struct gpu *gpu, enum wire_lease_kind kind, uint64_t need_bytes, uint64_t want_bytes);
+enum link_answer link_request(struct gpu *gpu, enum wire_lease_kind kind, uint64_t need_bytes, uint64_t want_bytes,
+                              uint64_t *since_ms); /* by `now_ms`: since when the allocation has waited for memory of others; later by the time without an arbiter */
 void link_return(struct gpu *gpu, enum wire_lease_kind kind, uint64_t most_bytes); /* of the unused lease, to the arbiter */
 void link_return_used(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes); /* of the lease in use: it is never unused here */
 void link_return_all(struct gpu *gpu);                                            /* the unused lease of both kinds */

@@ -46,8 +46,9 @@ static void give_up(struct awaited *awaited)
 static bool answered_in_time(struct awaited *awaited, int patience_ms)
 {
     const uint32_t ended = link_->ended;
-    const uint64_t begun_ms = now_ms(), most_ms = begun_ms + pending_most_ms();
-    uint64_t heard_ms = begun_ms, deadline_ms = begun_ms + (uint64_t)patience_ms;
+    const uint64_t begun_ms = now_ms(), since_ms = awaited->since_ms > 0 ? awaited->since_ms : begun_ms;
+    uint64_t heard_ms = begun_ms, deadline_ms = begun_ms + (uint64_t)patience_ms, most_ms = since_ms + pending_most_ms();
+    most_ms = most_ms > deadline_ms ? most_ms : deadline_ms;
     while (!awaited->answered && link_->ended == ended && now_ms() < deadline_ms) {
         deadline_ms += link_wait_for_packet(deadline_ms);
         if (awaited->pending_ms > heard_ms) {
@@ -140,10 +141,15 @@ static bool should_send(struct tries *tries)
 }
 
 /* Locked, connected. One request. LINK_ABSENT: it was not answered; send it again if the arbiter went away meanwhile. */
-static enum link_answer request_once(struct gpu *gpu, enum wire_lease_kind kind, uint64_t need_bytes, uint64_t want_bytes)
+static enum link_answer request_once(struct gpu *gpu, enum wire_lease_kind kind, uint64_t need_bytes, uint64_t want_bytes, uint64_t since_ms)
 {
     struct wire_lease lease = {.gpu = (uint32_t)atomic_load(&gpu->wire), .kind = kind, .need_bytes = need_bytes, .want_bytes = want_bytes};
     link_->lease = (struct awaited){.seq = link_next_seq() | (kind == WIRE_ELASTIC ? WIRE_SEQ_ELASTIC : 0)};
+    if (link_page_word(WIRE_GPU_TIME_AT + offsetof(struct wire_gpu_time, features)) & WIRE_UNDERSTANDS_WAITED) {
+        const uint64_t waited_ms = now_ms() - since_ms;
+        lease.kind |= (uint32_t)(waited_ms < WIRE_WAITED_MOST_MS ? waited_ms : WIRE_WAITED_MOST_MS) << WIRE_WAITED_SHIFT;
+        link_->lease.since_ms = since_ms; /* an earlier arbiter lets each request wait */
+    }
     atomic_store(&gpu->ceiling_by, WIRE_GRANTED);
     bool sent = wire_send(&link_->end, WIRE_LEASE, link_->lease.seq, &lease, sizeof lease);
     if (!reached(sent) || !answered_in_time(&link_->lease, PATIENCE_MS))
@@ -156,13 +162,15 @@ static enum link_answer request_once(struct gpu *gpu, enum wire_lease_kind kind,
 
 /* Requests at least `need` bytes. Granted: `need` is the caller's, the rest is unused lease. The unused lease is returned first, in every try: an arbiter that
  * was away at the start would count it as leased. That of the other kind is, too: else a request could be refused, or memory of others moved, for nothing. */
-enum link_answer link_request(struct gpu *gpu, enum wire_lease_kind kind, uint64_t need_bytes, uint64_t want_bytes)
+enum link_answer link_request(struct gpu *gpu, enum wire_lease_kind kind, uint64_t need_bytes, uint64_t want_bytes, uint64_t *since_ms)
 {
+    uint64_t before_ms;
     enum link_answer answer = LINK_ABSENT;
     struct quiet quiet = quiet_begin();
     process_check();
     pthread_mutex_lock(&link_->lock);
-    for (struct tries tries = {0}; answer == LINK_ABSENT && should_send(&tries);) {
+    for (struct tries tries = {0}; answer == LINK_ABSENT && (before_ms = now_ms(), should_send(&tries));) {
+        *since_ms += now_ms() - before_ms;
         if (atomic_load(&gpu->wire) < 0) {
             answer = LINK_REFUSED; /* the arbiter's grant does not name it */
         } else if (chunk_came(gpu) && kind == WIRE_RESIDENT && lease_take(gpu, need_bytes)) {
@@ -170,7 +178,7 @@ enum link_answer link_request(struct gpu *gpu, enum wire_lease_kind kind, uint64
         } else {
             return_both(gpu);
             if (is_connected())
-                answer = request_once(gpu, kind, need_bytes, want_bytes);
+                answer = request_once(gpu, kind, need_bytes, want_bytes, *since_ms);
         }
     }
     link_have_helper();

@@ -136,8 +136,10 @@ struct wire_welcome {
     struct wire_gpu gpu[WIRE_GPUS];
 };
 
+enum { WIRE_WAITED_SHIFT = 8, WIRE_WAITED_MOST_MS = 16777215 };
+
 struct wire_lease {
-    uint32_t gpu, kind;
+    uint32_t gpu, kind; /* with the time that the allocation has waited before, in ms, above WIRE_WAITED_SHIFT */
     uint64_t need_bytes, want_bytes;
 };
 
@@ -258,7 +260,8 @@ enum {
     WIRE_UNDERSTANDS_BURST = 32,
     WIRE_UNDERSTANDS_OPEN = 64,
     WIRE_SHOWS_LIMITS = 128, /* WIRE_LIMITS_AT is filled in */
-    WIRE_UNDERSTANDS_DISCARD = 256
+    WIRE_UNDERSTANDS_DISCARD = 256,
+    WIRE_UNDERSTANDS_WAITED = 512
 };
 
 /* Of each GPU the limit that is in effect for the container in all: what BURST states, also for a process without that connection. */

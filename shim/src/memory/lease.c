@@ -62,11 +62,28 @@ uint64_t lease_take_unused(struct gpu *gpu, enum wire_lease_kind kind, uint64_t 
     return taken;
 }
 
-static bool request_memory(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
+/* Of this thread's present allocation: how long it has waited for memory of others until now. It may request several times, and waits once in all. */
+static _Thread_local struct {
+    uint32_t depth;
+    uint64_t waited_ms;
+} allocation __attribute__((tls_model("initial-exec")));
+
+void lease_allocation_begin(void)
+{
+    if (allocation.depth++ == 0)
+        allocation.waited_ms = 0;
+}
+
+void lease_allocation_end(void)
+{
+    allocation.depth--;
+}
+
+static bool request_memory(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes, uint64_t *since_ms)
 {
     if (bytes > lease_limit_bytes(gpu, kind)) /* no answer could be yes */
         return false;
-    switch (link_request(gpu, kind, bytes, link_has_helper() ? bytes + lease_chunk_bytes(gpu) : bytes)) {
+    switch (link_request(gpu, kind, bytes, link_has_helper() ? bytes + lease_chunk_bytes(gpu) : bytes, since_ms)) {
     case LINK_GRANTED:
         return true;
     case LINK_ABSENT:
@@ -92,9 +109,13 @@ bool lease_reserve_as(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes
         return true;
     struct quiet quiet = quiet_begin();
     process_check();
+    lease_allocation_begin();
+    uint64_t since_ms = now_ms() - allocation.waited_ms; /* another thread may wait, and this one with it */
     pthread_mutex_lock(&tangram.requesting);
-    bool taken = take(gpu, kind, bytes) || request_memory(gpu, kind, bytes);
+    bool taken = take(gpu, kind, bytes) || request_memory(gpu, kind, bytes, &since_ms);
     pthread_mutex_unlock(&tangram.requesting);
+    allocation.waited_ms = now_ms() - since_ms;
+    lease_allocation_end();
     quiet_end(quiet);
     return taken;
 }

@@ -34,7 +34,7 @@ static void warn_ceiling(struct gpu *gpu, uint64_t bytes)
              has_mib, (unsigned long long)size_mib);
 }
 
-bool reserve_as(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
+static bool reserve_somehow(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
 {
     if (lease_reserve_as(gpu, kind, bytes))
         return true;
@@ -48,6 +48,14 @@ bool reserve_as(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
         return true;
     warn_ceiling(gpu, bytes);
     return false;
+}
+
+bool reserve_as(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
+{
+    lease_allocation_begin();
+    const bool reserved = reserve_somehow(gpu, kind, bytes);
+    lease_allocation_end();
+    return reserved;
 }
 
 bool reserve(struct gpu *gpu, uint64_t bytes)

@@ -13,6 +13,7 @@ from hack.cluster.programs import ETCD, HELM, KUBERNETES
 from tests.apiserver import ApiServer, running
 from tests.contract.chart.policy_kit import NODES, POLICIES, node, pod, wait_until_in_force
 from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm, Objects
+from tests.contract.chart.templates_kit import define
 
 
 @pytest.fixture(scope="session")
@@ -83,6 +84,13 @@ def policies(helm: Helm, api: ApiServer) -> Iterator[ApiServer]:
     for name in things[0]:
         api("DELETE", f"{POLICIES}/{name}")
         api("DELETE", f"{POLICIES.replace('policies', 'policybindings')}/{name}")
+
+
+@pytest.fixture(scope="session")
+def kinds(api: ApiServer) -> ApiServer:
+    """The API server with every kind whose templates Kueue counts."""
+    define(api)
+    return api
 
 
 @pytest.fixture

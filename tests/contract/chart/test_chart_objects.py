@@ -13,7 +13,7 @@ from tests.contract.chart.rights import assert_confined
 
 CLUSTER_WIDE = {
     "ClusterRole", "ClusterRoleBinding", "PriorityClass", "MutatingWebhookConfiguration",
-    "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+    "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding",
 }  # fmt: skip
 
 
@@ -105,9 +105,16 @@ def test_everything_but_the_node_pod_is_restricted(rendered: Objects) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_version_of_kubernetes_gets_the_same_objects(helm: Helm, example: str) -> None:
-    """But for kube-scheduler's version. So what the API server of one version takes is what all are given."""
-    given = {f"v1.{minor}.4" for minor in (30, 33, 36)}
-    assert len({helm.text(EXAMPLES[example], kube=kube).replace(kube, "") for kube in given}) == 1
+    """But for kube-scheduler's version, and policies that change objects, which none before 1.36 serves by default. So what the API server of one
+    version takes is what all are given."""
+    given = {f"v1.{minor}.4": helm.text(EXAMPLES[example], kube=f"v1.{minor}.4") for minor in (30, 33, 35, 36, 37)}
+    plain = {kube: text.replace(kube, "v0") for kube, text in given.items()}
+    assert plain["v1.30.4"] == plain["v1.33.4"] == plain["v1.35.4"]
+    assert plain["v1.36.4"] == plain["v1.37.4"]
+    newer, older = (list(yaml.safe_load_all(plain[kube])) for kube in ("v1.36.4", "v1.35.4"))
+    assert [thing for thing in newer if thing and not thing["kind"].startswith("MutatingAdmissionPolicy")] == [
+        thing for thing in older if thing
+    ]
 
 
 def test_clusters_without_what_the_chart_needs_are_refused(helm: Helm) -> None:

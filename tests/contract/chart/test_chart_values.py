@@ -87,6 +87,7 @@ def test_a_misspelt_neighbour_of_a_value_is_refused(helm: Helm, key: str) -> Non
         ({"scheduler": {"extender": {"httpTimeoutSeconds": 1}}}, "httpTimeoutSeconds"),
         ({"scheduler": {"preemption": {"deadlineSeconds": 56}}}, "deadlineSeconds"),
         ({"queues": {"kueue": {"evict": "some"}}}, "evict"),
+        ({"queues": {"kueue": {"templates": "ignore"}}}, "templates"),
         ({"queues": {"kueue": {"controllers": ["jobs.batch,pods"]}}}, "controllers"),
         ({"queues": {"kueue": {"controllers": ["a" * 121]}}}, r"/queues/kueue/controllers/0.*120"),
         (

@@ -12,7 +12,7 @@ import pytest
 from tests.builders import pod
 from tests.fake import fake_driver
 from tests.integration.deviceplugin.harness import NODE, Node
-from tests.integration.deviceplugin.plugin_kit import Start, inventory, published, running, sharing
+from tests.integration.deviceplugin.plugin_kit import Start, inventory, published, running, sharing, until
 from tests.mig_layouts import LAYOUTS
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu
@@ -119,3 +119,38 @@ async def test_by_default_no_mode_is_switched(running: Start, file: Path) -> Non
         (why,) = notes(made, "MigConfigPending")
         assert "node.migModeIdleSeconds" in why
         assert not inventory(made).gpus[1].withdrawn
+
+
+def withheld(made: Node) -> str:
+    path = made.state / "plugin/nvml.withheld"
+    return path.read_text() if path.exists() else ""
+
+
+def seen(made: Node) -> tuple[bool, int]:
+    """Of the GPU: is its MIG mode on, and how many instances has it?"""
+    return "h100 mig=on" in made.driver.ctl("status"), sum(one.gi is not None for one in made.driver.status())
+
+
+async def test_a_plugin_killed_while_it_switches_mig_mode_is_followed_by_one_that_ends_it(
+    running: Start, file: Path
+) -> None:
+    """Its mode is on, and an instance is half made. tests/unit/deviceplugin/mig/test_mode_switch.py has every other step."""
+    options = ("--mig-config-file", str(file), "--mig-mode-idle-s", "0.1")
+    async with running(*options, gpus=WITHOUT) as made:
+        made.driver.ctl("fault", "hang", "nvmlGpuInstanceCreateComputeInstance", "seconds=60")
+        label(made, "halves")
+        await until(lambda: withheld(made) and seen(made) == (True, 1))
+        await made.stop_plugin(kill=True)
+        made.driver.ctl("fault", "none")
+        await made.start_plugin(*options)
+        meanwhile: list[Gpu] = []
+
+        def ended(gpus: tuple[Gpu, ...]) -> bool:
+            meanwhile.append(gpus[1])
+            return len(gpus[1].instances) == 2 and not gpus[1].withdrawn
+
+        (_, now) = await published(made, ended)
+        assert (profiles(now), now.mig) == ({"3g.40gb": 2}, True)
+        assert all(one.mig or one.withdrawn for one in meanwhile), "never offered as it was before"
+        await state(made, "success")
+        assert withheld(made) == ""

@@ -9,14 +9,16 @@ import time
 import grpc.aio
 import pytest
 
-from deviceplugin.mig.record import FILE
+from deviceplugin.grants.checked_file import boot_id
+from deviceplugin.mig.record import FILE, MigRecord, SlotRecord
 from deviceplugin.reports import MIG_NOT_ON_DEMAND
 from tests.builders import PodBuilder, pod
 from tests.fake import fake_driver
 from tests.integration.deviceplugin.harness import Node
 from tests.integration.deviceplugin.plugin_kit import Start, inventory, running, until
+from vgpu.api.codec import assignment_to_json
 from vgpu.api.contract import NVIDIA_ENV
-from vgpu.api.grant import AssignedGpu
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.mig import MigSlot
 from vgpu.api.mig_device import slot_device
 from vgpu.api.names import DEFAULT
@@ -26,6 +28,7 @@ __all__ = ["fake_driver", "running"]
 GPUS = "gpu t4 memory_mib=16384\ngpu h100\nmig 1\n"
 ON = ("--mig-on-demand", "true")
 SMALL, HALF, ALL = (DEFAULT.mig(name) for name in ("1g.10gb", "3g.40gb", "7g.80gb"))
+OTHER = "MIG-00000000-0000-0000-0000-000000000001"
 WITHIN_S = 2.0
 """Of Allocate. Specified: issue K."""
 
@@ -259,3 +262,30 @@ async def test_nothing_is_made_beside_a_foreign_process_and_after_it_everything_
         made.api.put(again.plain())
         await made.kubelet.admit(again.plain())
         assert len(instances(made)) == 3
+
+
+async def test_after_a_restart_a_replaced_instance_of_an_init_container_has_its_pod_replaced(running: Start) -> None:
+    """The kubelet lists no init container, so neither it nor the ledger of the next plugin knows whose the devices are."""
+    async with running(*ON, gpus=GPUS, access="nvidia") as made:
+        await made.kubelet.until(lambda: len(made.kubelet.healthy(SMALL)) == 7)
+        given = AssignedGpu(slot(made, "1g.10gb", 6), 1, 10_000, kind="mig", profile="1g.10gb")
+        text = assignment_to_json(Assignment({"warm": (given,)}, frozenset({"warm"})))
+        one = pod("m").asking().asking(container="warm", mig="1g.10gb", init=True).on("n1").assigned(text=text)
+        made.api.put(one.plain())
+        await made.kubelet.admit(one.plain())
+        await made.kubelet.start_container("m", "warm")
+        await made.stop_plugin(kill=True)
+        (number,) = (one.gi for one in made.driver.status() if one.gi is not None)
+        made.driver.ctl("mig", 1, "destroy", number)
+        kept = MigRecord(made.state / "mig", boot_id())
+        kept.load()
+        kept.enter(SlotRecord(given.uuid, "lost", answered=OTHER))  # the fake driver names an instance by its slot
+        await made.start_plugin(*ON)
+        await made.kubelet.until(lambda: len(made.kubelet.healthy(SMALL)) == 7)
+        with pytest.raises(grpc.aio.AioRpcError, match=r"was made again .*: the pod has to be replaced"):
+            await made.kubelet.start_container("m", "warm")
+        async with asyncio.timeout(20):
+            while not (made.api.deleted and made.api.events):
+                await made.api.news.wait()
+        assert [name for name, _ in made.api.deleted] == ["m"]
+        assert made.api.events[0]["reason"] == "DevicesSwapped"

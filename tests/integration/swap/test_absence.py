@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.integration.swap.conftest import BurstNode, until
 
 OUT_OF_MEMORY = 2
+WAIT_S = 1
 ENOUGH_READINGS = 4
 """A container is over its limit after two in a row; the first may be of before."""
 
@@ -114,3 +117,28 @@ def test_a_container_whose_limit_falls_below_what_it_has_gives_way_and_is_not_ki
     assert first.do("fill(60, 3)") == 0, "it is below its limit again"
     assert node.document().kills == ()
     assert node.misuses() == ""
+
+
+def test_an_allocation_that_requests_several_times_waits_once_in_all(node: BurstNode) -> None:
+    """First, and again after the library has released what it kept of freed memory."""
+    program = node.run("first", wait_s=WAIT_S)
+    until(lambda: program.do("memory()")[1] == 900)
+    kill_copier(node)
+    until(lambda: no_pool(node))
+    for _ in range(2):  # a second allocation may wait again
+        assert program.do("fill(50, 1)") == 0
+        program.do("free_all()")
+        before = len(waits_s(node))
+        assert program.do("alloc(600)")[0] == OUT_OF_MEMORY
+        requests = waits_s(node)[before:]
+        assert len(requests) >= 2, "else this shows nothing"
+        assert requests[0] > 0
+        assert sum(requests) < WAIT_S + 0.1
+
+
+def waits_s(node: BurstNode) -> list[float]:
+    """How long each request that the policy got until now may wait, by the arbiter's trace."""
+    trace, readings = node.folder / "swap/trace.jsonl", node.readings()
+    until(lambda: node.readings() > readings + 1)  # what happened before is written
+    lines = trace.read_text().splitlines() if trace.exists() else []
+    return [float(found[1]) for line in lines if (found := re.search(r'"Requested".*"wait_s":\s*([0-9.]+)', line))]

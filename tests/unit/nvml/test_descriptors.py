@@ -11,6 +11,7 @@ import pytest
 
 from nvml import descriptors
 from nvml.descriptors import MAJOR, NO_GPU, gpu_open, opens
+from nvml.kcmp import is_ours, share_files
 from nvml.mapped import MapsCheck, started_at
 from tests.unit.nvml.stand import wait_for
 from tests.unit.nvml.test_mapped import FIRST_ENDED
@@ -29,6 +30,16 @@ def opens():
     over.wait()
 over = threading.Event()
 threading.Thread(target=opens, daemon=True).start()
+sys.stdin.read()
+"""
+MANY = """
+import sys, threading
+files = [open("/etc/passwd") for _ in range(100)]
+over = threading.Event()
+for _ in range(200):
+    threading.Thread(target=over.wait, daemon=True).start()
+last = open(sys.argv[1])
+print("runs", flush=True)
 sys.stdin.read()
 """
 PROGRAM = "import sys; file = open(sys.argv[1]); print('runs', flush=True); sys.stdin.read()"
@@ -112,6 +123,63 @@ def test_a_thread_with_descriptors_of_its_own_hides_nothing() -> None:
         assert gpu_open(child.pid, major=NOT_OPEN) is False
     finally:
         ended(child)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_table_of_many_threads_is_read_once_where_the_kernel_compares_tables(
+    monkeypatch: pytest.MonkeyPatch, *, refused: bool
+) -> None:
+    read: list[str] = []
+    numbers = descriptors._numbers
+    monkeypatch.setattr(descriptors, "_numbers", lambda path: (read.append(path), numbers(path))[1])
+    if refused:
+        monkeypatch.setattr(descriptors, "share_files", lambda *_: None)
+    child = started(MANY, "/dev/null")
+    try:
+        assert gpu_open(child.pid, major=MEMORY) is True, "among the first descriptors"
+        read.clear()
+        assert gpu_open(child.pid, major=NOT_OPEN) is (None if refused else False)
+        assert opens(child.pid, 0, major=NOT_OPEN) is refused
+        assert len(read) > 100
+        assert (len(read) < 300) is not refused
+    finally:
+        ended(child)
+
+
+def test_a_thread_with_descriptors_of_its_own_is_found_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one of 200, whichever it is in the folder."""
+    many = UNSHARED.replace(
+        "over = threading.Event()\n",
+        "over = threading.Event()\nfor _ in range(200): threading.Thread(target=over.wait, daemon=True).start()\n",
+    )
+    assert many != UNSHARED
+    child = started(many)
+    try:
+        assert gpu_open(child.pid, major=MEMORY) is True
+        monkeypatch.setattr(descriptors, "share_files", lambda *_: True)
+        assert gpu_open(child.pid, major=MEMORY) is False, "else this shows nothing"
+    finally:
+        ended(child)
+
+
+def test_tables_are_compared_by_the_kernel() -> None:
+    child = started(UNSHARED)
+    try:
+        first, own = sorted(int(one.name) for one in Path(f"/proc/{child.pid}/task").iterdir())
+        assert (share_files(first, first), share_files(first, own)) == (True, False)
+    finally:
+        ended(child)
+    assert share_files(os.getpid(), child.pid) is None, "it is gone"
+
+
+def test_threads_of_another_process_namespace_are_not_compared(tmp_path: Path) -> None:
+    """Their IDs mean other threads here."""
+    assert is_ours(Path("/proc"))
+    assert not is_ours(tmp_path)
+    for name, ids in (("outer", f"4711\t{os.getpid()}"), ("another", "4711"), ("ours", str(os.getpid()))):
+        (tmp_path / name / "self").mkdir(parents=True)
+        (tmp_path / name / "self/status").write_text(f"Name:\ta\nNSpid:\t{ids}\n")
+    assert [is_ours(tmp_path / name) for name in ("outer", "another", "ours")] == [False, False, True]
 
 
 def test_a_process_that_may_not_be_read_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

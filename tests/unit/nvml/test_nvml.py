@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -148,6 +149,25 @@ def test_mig_instances_have_nvidias_profile_names(fake_driver: Drivers, supervis
     assert sorted(i.profile for i in gpu.instances) == ["1g.5gb", "1g.5gb.me", "3g.20gb"]
     assert len({i.uuid for i in gpu.instances}) == 3
     assert all(i.uuid.startswith("MIG-") and i.mib > 0 for i in gpu.instances)
+
+
+def test_what_is_read_of_mig_in_brief_differs_after_each_change(
+    fake_driver: Drivers, supervisor_of: Supervisors
+) -> None:
+    driver = fake_driver("gpu t4 memory_mib=16384\ngpu h100\n")
+    nvml, (t4, h100) = supervisor_of(driver).nvml, (one.uuid for one in driver.status())
+    assert not nvml.mig(t4, brief=True).capable
+    seen = [nvml.mig(h100, brief=True)]
+    for words in (("on",), ("create", "1g.10gb"), ("create", "1g.10gb"), ("destroy",), ("off",)):
+        numbers = [str(one.gi) for one in driver.status() if one.gi is not None]
+        driver.ctl("mig", 1, *words, *(numbers[:1] if words == ("destroy",) else ()))
+        seen.append(nvml.mig(h100, brief=True))
+        whole = nvml.mig(h100)
+        assert (seen[-1].mig, [one.uuids for one in seen[-1].instances]) == (
+            whole.mig,
+            [one.uuids for one in whole.instances],
+        )
+    assert all(one != other for one, other in itertools.pairwise(seen))
 
 
 def test_a_gpu_that_was_lost_stands_unhealthy_in_the_next_probe(

@@ -192,7 +192,7 @@ async def until_it_waits():
     supervisor.await_open(60)
     follower = node_gpus.NodeGpus(
         Offer(DEFAULT, 1024), Metrics(), supervisor, access="cdi", unit_mib=1024, health_s=5.0, probe_s=60.0,
-        on_inventory=lambda _: None, try_out=nothing,
+        on_inventory=nothing, try_out=nothing,
     )
     running = asyncio.create_task(follower.run())
     await asyncio.wait([running, asyncio.create_task(waits.wait())], timeout=30, return_when=asyncio.FIRST_COMPLETED)

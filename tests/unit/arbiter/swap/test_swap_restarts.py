@@ -152,5 +152,5 @@ def test_a_container_that_was_deleted_while_there_was_no_arbiter_is_blocked_no_l
     assert node.blocked("big")
     node.settle(2.0)
     assert not node.blocked("big")
-    assert not node.swaps._busy
+    assert not node.swaps._decisions.busy
     assert node.swaps._pools[GPU].slots.free_bytes == node.pool * GRAIN  # type: ignore[union-attr]

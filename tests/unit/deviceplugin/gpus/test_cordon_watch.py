@@ -300,6 +300,7 @@ async def test_an_unhealthy_gpu_that_leaves_is_tried_when_it_is_back(tmp_path: P
     assert made.tried == [ONE.uuid]
     made.verdicts.put_nowait(WORKS)
     assert await made.step() == ["", ""]
+    await made.step()
     assert Watched(tmp_path).watch.load() == {}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deviceplugin.gpus import node_gpus as gpus
+from deviceplugin.gpus.cdi_file import CdiNotWritten
 from deviceplugin.gpus.node_gpus import NodeGpus, access_mode
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.metrics import Metrics
@@ -125,7 +126,7 @@ class Following:
         self.offer = Offer(DEFAULT, 1024)
         self.gpus = NodeGpus(
             self.offer, Metrics(), driver, access="cdi", unit_mib=1024, health_s=0.001, probe_s=60.0,
-            on_inventory=lambda _: None, try_out=tried, **options,
+            try_out=tried, **({"on_inventory": nothing} | options),
         )  # fmt: skip
 
     async def __aenter__(self) -> Following:
@@ -311,6 +312,46 @@ async def test_gpus_that_come_and_go_are_followed_as_soon_as_nvml_is_opened_anew
         driver.gpus = (first, second)
         driver.openings += 1
         await follower.until(True, True)
+
+
+async def test_a_gpu_that_container_runtimes_cannot_be_told_of_is_not_offered_and_the_others_stay_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver, hangs, told = FakeNvmlConnection(), asyncio.Event(), list[int]()
+    monkeypatch.setattr(gpus, "DESCRIBE_RETRY_S", 0.001)
+    gpu0, gpu1 = driver.gpus
+
+    async def describe(now: Inventory) -> None:
+        told.append(len(now.gpus))
+        if hangs.is_set():
+            raise CdiNotWritten("its disk does not answer")
+
+    driver.gpus = (gpu0,)
+    async with Following(driver, monkeypatch, on_inventory=describe) as following:
+        await following.until(True)
+        hangs.set()
+        driver.gpus, driver.openings = (gpu0, gpu1), 2
+        await until(lambda: told.count(2) > 1)
+        assert [gpu.healthy for gpu in following.offer.inventory().gpus] == [True]
+        driver.xids.append(Xid(gpu0.uuid, 79))
+        await following.until(False)
+        hangs.clear()
+        await following.until(True, True)
+
+
+async def test_gpus_are_not_offered_before_container_runtimes_are_told_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, told = FakeNvmlConnection(), list[int]()
+
+    async def describe(now: Inventory) -> None:
+        told.append(len(now.gpus))
+        if len(told) < 3:
+            raise CdiNotWritten("its disk does not answer")
+
+    async with Following(driver, monkeypatch, on_inventory=describe) as following:
+        await until(lambda: told)
+        assert not following.offer.probed
+        await following.until(True, True)
+        assert told[:3] == [2, 2, 2]
 
 
 async def test_nvml_is_opened_anew_for_a_gpu_on_the_bus_that_it_does_not_list_yet(

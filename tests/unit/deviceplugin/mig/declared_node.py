@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from deviceplugin.gpus.offer import Offer
-from deviceplugin.mig.declared import BY, SETTLE_S, DeclaredMig
+from deviceplugin.mig.declared import BY, CHECK_S, SETTLE_S, DeclaredMig
 from deviceplugin.mig.device_users import DeviceUsers
 from deviceplugin.mig.mode_switch import ModeSwitch
 from deviceplugin.pod_resources import ContainerDevices
@@ -32,6 +32,9 @@ mig-configs:
     - devices: [0]
       mig-enabled: true
       mig-devices: {"1g.10gb": 1, "3g.40gb": 1}
+  "off":
+    - devices: all
+      mig-enabled: false
   on-demand:
     - devices: all
       mig-enabled: true
@@ -81,6 +84,8 @@ class Node:
     listed: list[ContainerDevices] = field(default_factory=list)
     events: list[tuple[str, str]] = field(default_factory=list)
     open: bool = False
+    lists: int = 0
+    """How often the kubelet's list was read."""
 
     def __post_init__(self) -> None:
         self.pods, self.done = NodesPods(), {}
@@ -112,6 +117,7 @@ class Node:
 
     async def holdings(self, domain: str) -> Sequence[ContainerDevices]:
         assert domain == DEFAULT.domain
+        self.lists += 1
         return self.listed
 
     def _opened(self, gpus: Sequence[Gpu]) -> Opened:
@@ -121,6 +127,12 @@ class Node:
     def _switched(self, plan: GpuPlan) -> None:
         assert self.switch.withheld == {self.gpu.uuid}, "our own handles are not closed"
         carry_out([plan], self.driver, lambda _: self.driver.table)
+
+    async def paced(self, count: int) -> None:
+        """As the plugin itself calls for so many rounds."""
+        for _ in range(count):
+            await self.plugin._round()
+            self.now_s += CHECK_S
 
     async def rounds(self, count: int = 4) -> None:
         for _ in range(count):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.mig.mode_switch import CLOSE_S
-from tests.unit.deviceplugin.mig.declared_node import HALF, LABEL, OTHER_HALF, SMALL, mode_node, until_idle
+from tests.unit.deviceplugin.mig.declared_node import HALF, LABEL, OTHER_HALF, SMALL, Node, mode_node, until_idle
+from tests.unit.deviceplugin.mig.double import Killed
 from vgpu.api.mig_device import slot_device
 from vgpu.mig.declared import NVIDIA, NVIDIA_STATE
 
@@ -98,3 +99,68 @@ async def test_a_label_that_changes_while_the_gpu_is_closed_opens_it_again(
     await node.plugin.once()
     assert (node.switch.withheld, node.withdrawn) == (frozenset(), {})
     assert not node.driver.on
+
+
+IDLE_ROUNDS = 24
+"""Rounds until a GPU was idle for long, is closed and switched, and is offered again."""
+
+
+def layout_to_be(node: Node, *, on: bool) -> None:
+    """A GPU that is to get the other MIG mode, with instances that its new mode has or that its old one had."""
+    node.labels = {LABEL: "halves" if on else "off"}
+    node.driver.on = not on
+    for slot in () if on else (HALF, OTHER_HALF):
+        node.driver.add(slot)
+    node.probe()
+
+
+@pytest.mark.parametrize("on", [True, False])
+async def test_a_plugin_that_is_killed_at_any_step_of_a_switch_is_followed_by_one_that_ends_it(
+    tmp_path: Path, *, on: bool
+) -> None:
+    cut_at, finished = 0, False
+    while not finished:
+        node = Node(tmp_path, mode_idle_s=60.0)
+        layout_to_be(node, on=on)
+        node.start(cut_at)
+        try:
+            await node.rounds(IDLE_ROUNDS)
+            finished = True
+        except Killed:
+            pass
+        node.start()
+        await node.rounds(IDLE_ROUNDS)
+        assert (node.driver.on, node.driver.layout()) == (on, (OTHER_HALF, HALF) if on else ()), cut_at
+        assert (node.switch.withheld, node.withdrawn, node.plugin.state) == (frozenset(), {}, "success"), cut_at
+        cut_at += 1
+    assert cut_at > 6
+
+
+async def test_a_plugin_that_is_killed_between_two_rounds_of_a_switch_is_followed_by_one_that_ends_it(
+    tmp_path: Path,
+) -> None:
+    for rounds in range(14, IDLE_ROUNDS):
+        node = Node(tmp_path, mode_idle_s=60.0)
+        layout_to_be(node, on=True)
+        await node.rounds(rounds)
+        node.start()
+        await node.rounds(IDLE_ROUNDS)
+        assert (node.driver.layout(), node.plugin.state) == ((OTHER_HALF, HALF), "success"), rounds
+
+
+async def test_a_successor_that_the_driver_refuses_leaves_the_gpu_out_with_the_reason(tmp_path: Path) -> None:
+    """Its mode is on, as the plugin before it had it, and no instance can be made."""
+    node = Node(tmp_path, mode_idle_s=60.0)
+    layout_to_be(node, on=True)
+    node.start(2)
+    with pytest.raises(Killed):
+        await node.rounds(IDLE_ROUNDS)
+    assert node.driver.on
+    node.driver.refuses = "Unknown Error"
+    node.start()
+    await node.rounds(3)
+    assert node.plugin.state == "failed"
+    assert "Unknown Error" in node.events[-1][1]
+    assert not any(map(node.offer.devices, node.offer.resources())), (
+        "a GPU in MIG mode without instances has nothing to offer"
+    )

@@ -41,7 +41,7 @@ class Node:
     def decides(self, _: int) -> bool:
         return self.shared
 
-    def request(self, _: int, process: int, seq: int, need_bytes: int, **__: bool) -> NodeAnswer:
+    def request(self, _: int, process: int, seq: int, need_bytes: int, **__: float) -> NodeAnswer:
         self.used_at_requests.append(self.used)
         if self.refuses:
             return NodeAnswer.REFUSED

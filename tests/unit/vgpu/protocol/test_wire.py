@@ -47,7 +47,7 @@ MESSAGES = st.one_of(
         ),
         U32,
     ),
-    st.builds(wire.Lease, GPU, U64, U64, st.sampled_from(wire.LeaseKind)),
+    st.builds(wire.Lease, GPU, U64, U64, st.sampled_from(wire.LeaseKind), st.integers(0, wire.WAITED_MOST_MS)),
     st.builds(wire.Leased, GPU, st.sampled_from(RefusedBy), U64, U64),
     st.builds(wire.Return, GPU, U64, st.sampled_from(wire.LeaseKind)),
     st.builds(wire.Recall, GPU, U64),
@@ -165,6 +165,8 @@ def test_the_c_header_numbers_the_messages_alike() -> None:
     assert in_c["UNDERSTANDS_OPEN"] == wire.UNDERSTANDS_OPEN
     assert in_c["UNDERSTANDS_BURST"] == wire.UNDERSTANDS_BURST
     assert in_c["UNDERSTANDS_DISCARD"] == wire.UNDERSTANDS_DISCARD
+    assert in_c["UNDERSTANDS_WAITED"] == wire.UNDERSTANDS_WAITED
+    assert (in_c["WAITED_SHIFT"], in_c["WAITED_MOST_MS"]) == (wire.WAITED_SHIFT, wire.WAITED_MOST_MS)
     assert (in_c["SHOWS_LIMITS"], in_c["LIMITS_AT"]) == (wire.SHOWS_LIMITS, wire.LIMITS_AT)
     assert in_c["AWAY"] == wire.AWAY
     assert in_c["BLOCKS_LIMIT"] == swap_wire.BLOCKS_LIMIT
