@@ -25,16 +25,17 @@ from hack.kubectl import ROOT, CommandFailed, Kubectl
 from hack.stack import NAMESPACE, NO_FAKE_DRIVER, install_chart, install_fake_driver
 from hack.waiting import NotSoon, eventually
 
-GPUS: Final = "gpu h200 count=2"
-"""Two H200, as a configuration of the fake driver."""
-UNITS: Final = 280
+GPUS: Final = "gpu a100-80 count=2"
+"""Two A100 of 80 GiB, as a configuration of the fake driver: what the sizes of the examples are for."""
+UNITS: Final = 160
 """GiB that they offer together."""
 
-PODS: Final = "examples/01-shares/pods.yaml"
-GREEDY: Final = "examples/02-past-the-grant/pod.yaml"
-TRAIN: Final = "examples/03-no-single-gpu/train.yaml"
-EVALUATE: Final = "examples/03-no-single-gpu/evaluate.yaml"
+SHARES: Final = "examples/01-shares"
+PAST_THE_GRANT: Final = "examples/02-past-the-grant"
+NO_SINGLE_GPU: Final = "examples/03-no-single-gpu"
 TIME: Final = "examples/06-gpu-time"
+FAKE_TIME: Final = "examples/fake-gpu/06-gpu-time"
+"""On the fake driver each pod needs its kernel side, too."""
 SHARERS: Final = ("chat", "embed", "notebook")
 WORKERS: Final = ("steady", "bulk", "live")
 DEMO: Final = "tangram-demo"
@@ -116,7 +117,7 @@ class Demo:
         real = real_gpus_here()
         if not real:
             self.console.print(
-                "No GPU here: a fake driver simulates two H200 (real libcuda and NVML interfaces; memory is only counted)."
+                "No GPU here: a fake driver simulates two A100 of 80 GiB (real libcuda and NVML interfaces; memory is only counted)."
             )
             install_fake_driver(kubectl, GPUS)
         install_chart(kubectl, REAL_GPU_VALUES if real else None)
@@ -135,20 +136,20 @@ class Demo:
         """Three pods on one GPU, and what each sees of it."""
         self.step("Three pods request shares of one GPU", "A plain pod spec: two lines under limits, nothing else.")
         fresh_namespace(kubectl)
-        self.print(kubectl.shell(f"cat {PODS}"))
-        self.in_demo(kubectl, "apply", "-f", PODS)
+        self.print(kubectl.shell(f"cat {SHARES}/pods.yaml"))
+        self.in_demo(kubectl, "apply", "-k", SHARES)
         kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod", "--all", "--timeout=120s")
         self.in_demo(kubectl, "get", "pods", "-o", POD_COLUMNS)
 
         self.step(
             "Each sees its own share, as CUDA and nvidia-smi show it",
-            "chat requested 8 GiB and allocated 6. nvidia-smi also counts its CUDA context (0.5 GiB on an H200), the context room for code that "
+            "chat requested 8 GiB and allocated 6. nvidia-smi also counts its CUDA context (about half a GiB), the context room for code that "
             "is loaded later (0.2) and memory leased ahead (0.25), which the process may still use.",
         )
         self.in_demo(kubectl, "logs", "chat")
         self.in_demo(kubectl, "exec", "chat", "--", "nvidia-smi")
         self.console.print(
-            "Read from a second process, which has a context and context room of its own (0.7 GiB):",
+            "Read from a second process, which has a context and context room of its own (0.6 to 0.7 GiB):",
             style="dim",
         )
         for pod in ("embed", "notebook"):
@@ -164,7 +165,7 @@ class Demo:
             "A pod that allocates more than its grant",
             "It gets CUDA_ERROR_OUT_OF_MEMORY at its own limit, which includes its CUDA context. Its neighbours continue.",
         )
-        self.in_demo(kubectl, "apply", "-f", GREEDY)
+        self.in_demo(kubectl, "apply", "-k", PAST_THE_GRANT)
         kubectl("-n", DEMO, "wait", "--for=jsonpath={.status.phase}=Failed", "pod/greedy", "--timeout=120s")
         self.in_demo(kubectl, "logs", "greedy")
         self.in_demo(kubectl, "logs", "chat", "--tail=1")
@@ -174,15 +175,15 @@ class Demo:
         """What fits the node's total and no GPU."""
         self.step(
             "A pod that fits on no single GPU",
-            "It requests 110 GiB. The node has 120 GiB free: 100 on one GPU and 20 on the other. An Event gives the reason. The pod starts when one GPU has enough free memory.",
+            "train takes 60 GiB of the other GPU, and validate requests 50. The node has 60 GiB free: 40 on one GPU and 20 on the other. An Event gives the reason. "
+            "The pod starts when one GPU has enough free memory.",
         )
-        self.in_demo(kubectl, "apply", "-f", TRAIN)
+        self.in_demo(kubectl, "apply", "-k", NO_SINGLE_GPU)
         kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod/train", "--timeout=120s")
-        self.in_demo(kubectl, "apply", "-f", EVALUATE)
-        kubectl("-n", DEMO, "wait", "--for=condition=PodScheduled=False", "pod/evaluate", "--timeout=120s")
-        self.in_demo(kubectl, "get", "pod", "evaluate", "-o", WHY_COLUMNS)
+        kubectl("-n", DEMO, "wait", "--for=condition=PodScheduled=False", "pod/validate", "--timeout=120s")
+        self.in_demo(kubectl, "get", "pod", "validate", "-o", WHY_COLUMNS)
         self.in_demo(kubectl, "delete", "pod", "train")
-        kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod/evaluate", "--timeout=120s")
+        kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod/validate", "--timeout=120s")
         self.in_demo(kubectl, "get", "pods", "-o", POD_COLUMNS)
 
     def share_time(self, kubectl: Kubectl) -> None:
@@ -192,8 +193,7 @@ class Demo:
             "steady and bulk always have a next kernel of 20 ms. live is latency-critical: a kernel of 2 ms, ten times a second.",
         )
         self.in_demo(kubectl, "delete", "pod", "--all")
-        # on the fake driver each pod needs its kernel side, too
-        self.in_demo(kubectl, "apply", *(("-f", f"{TIME}/pods.yaml") if real_gpus_here() else ("-k", TIME)))
+        self.in_demo(kubectl, "apply", "-k", TIME if real_gpus_here() else FAKE_TIME)
         kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod", *WORKERS, "--timeout=120s")
         # the first report has the start in it
         for pod in WORKERS:
@@ -216,16 +216,16 @@ class Demo:
             f"    kubectl -n {DEMO} get pods\n"
             f"    kubectl {shlex.join(IN_ARBITER)} tangramctl top --once\n"
             "    .venv/bin/tangramctl --help    # the same shares without a cluster: examples/04-no-cluster\n\n"
-            + ("" if real_gpus_here() else FAKE_TIME)
+            + ("" if real_gpus_here() else ON_THE_FAKE_DRIVER)
             + "Clean up:\n\n    make cluster-down     # stops everything and leaves nothing behind but the build cache",
             highlight=False,
             soft_wrap=True,
         )
 
 
-FAKE_TIME: Final = (
+ON_THE_FAKE_DRIVER: Final = (
     "On this fake driver the memory limit of your own pods is enforced. Their gpu-core is enforced if they preload the fake kernel driver, as\n"
-    f"the pods of {TIME} do.\n\n"
+    f"the pods of {FAKE_TIME} do.\n\n"
 )
 
 

@@ -21,6 +21,7 @@ from hack.cluster.programs import KUBERNETES, kubernetes_version
 from hack.images.buildah import Buildah
 from hack.images.catalogue import ROOT, Image, context_files, image_key
 from hack.images.docker import Docker
+from hack.images.names import rename
 
 KEPT: Final = 3
 """Archives kept for each image, so that going back to a branch is no rebuild. Guessed."""
@@ -81,6 +82,8 @@ def _whole(path: Path, image: Image, builder: Builder) -> None:
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         builder.build(image, part)
+        if image.names:
+            rename(part, image.names)
         part.rename(path)
     finally:
         part.unlink(missing_ok=True)

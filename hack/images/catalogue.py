@@ -36,6 +36,9 @@ class Image:
     """Of the source tree."""
     commit: str = ""
     """Of the tree; empty: git knows it."""
+    names: tuple[str, ...] = ()
+    """By which a cluster knows it, of public images whose place it takes. Empty: by `name`. The builder never gives an image these names: they would
+    hide the public ones on the machine."""
 
     def uses(self, path: str) -> bool:
         """Does the image depend on this file of the build context?"""
@@ -44,10 +47,22 @@ class Image:
         return (path.split("/")[0] in self.sources) is not self.all_but
 
 
+PYTHON: Final = Image("localhost/tangram-python:dev", "python", (), names=("docker.io/library/python:3.13-slim",))
+STAND_IN: Final = Image(
+    "localhost/tangram-stand-in:dev",
+    "stand-in",
+    (),
+    names=(
+        "docker.io/pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime",
+        "docker.io/vllm/vllm-openai:v0.11.2",
+        "quay.io/jupyter/pytorch-notebook:cuda12-2025-07-07",
+    ),
+)
+"""In the place of images that are too large to build here."""
 TANGRAM: Final = Image("localhost/tangram:dev", "tangram", ("examples",), all_but=True)
 FAKE_DRIVER: Final = Image("localhost/tangram-fake-driver:dev", "fake-driver", ("shim", "pyproject.toml", "uv.lock"))
 WORKLOAD: Final = Image("localhost/tangram-workload:dev", "workload", ("examples",))
-IMAGES: Final = (WORKLOAD, FAKE_DRIVER, TANGRAM)
+IMAGES: Final = (PYTHON, STAND_IN, WORKLOAD, FAKE_DRIVER, TANGRAM)
 """In the order of the Dockerfile's stages, so that each build finds the stages before it done."""
 
 
@@ -87,7 +102,7 @@ def context_files(root: Path = ROOT) -> Iterator[str]:
 
 def image_key(image: Image, base: str, files: Sequence[str]) -> str:
     """16 hex digits over the base and every file that the image uses."""
-    digest = hashlib.sha256(f"{image.name} {base}\0".encode())
+    digest = hashlib.sha256(f"{' '.join((image.name, *image.names))} {base}\0".encode())
     for path in filter(image.uses, files):
         source = image.root / path
         digest.update(f"{path}\0{source.stat().st_mode & 0o777:o}\0".encode() + source.read_bytes() + b"\0")

@@ -138,17 +138,31 @@ def test_every_runbook_says_what_happened_and_what_to_do() -> None:
     assert [name for name, text in sections if not re.match(r"[A-Z].*?\.\n\n1\. ", text, re.DOTALL)] == []
 
 
+TEMPLATES = {"Deployment", "Job", "StatefulSet"}
+WITHOUT_PODS = {
+    "ClusterQueue", "LimitRange", "LocalQueue", "Namespace", "PersistentVolumeClaim", "PodGroup", "ResourceFlavor", "ResourceQuota", "Service",
+}  # fmt: skip
+
+
+def pod_of(thing: dict[str, Any]) -> dict[str, Any] | None:
+    """A pod itself, or one as a controller makes it from its template."""
+    if thing["kind"] not in TEMPLATES:
+        return thing if thing["kind"] == "Pod" else None
+    template = thing["spec"]["template"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        **template,
+        "metadata": template.get("metadata", {}) | {"name": thing["metadata"]["name"]},
+    }
+
+
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("[0-9]*")), ids=lambda folder: folder.name)
 def test_every_example_has_a_readme_and_requests_what_can_be_requested(example: Path) -> None:
     assert (example / "README.md").read_text().startswith("# ")
     things = [thing for file in example.glob("*.yaml") for thing in yaml.safe_load_all(file.read_text())]
-    quotas = {"Namespace", "ResourceQuota", "LimitRange", "PodGroup", "ResourceFlavor", "ClusterQueue", "LocalQueue"}
-    assert {thing["kind"] for thing in things} <= {"Pod", "Job"} | quotas
-    pods = [
-        thing if thing["kind"] == "Pod" else thing["spec"]["template"]
-        for thing in things
-        if thing["kind"] in ("Pod", "Job")
-    ]
+    assert {thing["kind"] for thing in things} <= {"Pod", *TEMPLATES, *WITHOUT_PODS}
+    pods = [pod for thing in things if (pod := pod_of(thing)) is not None]
     assert pods
     assert all(pod_request(pod, policies=POLICIES) for pod in pods)
 

@@ -60,7 +60,7 @@ def used(cluster: Cluster, namespace: str) -> dict[str, str]:
 
 
 def test_a_quota_counts_gib_and_percent_and_refuses_what_goes_past_it(cluster: Cluster, quota: str) -> None:
-    cluster.run(quota, yaml.safe_load((EXAMPLE / "pod.yaml").read_text()))
+    cluster.run(quota, share("share", "8Gi", 30))
     assert (used(cluster, quota)[MEM], used(cluster, quota)[CORE]) == ("8", "30")
     answer = cluster.refused(quota, share("past", "9Gi"))
     assert f"exceeded quota: team, requested: {MEM}=9, used: {MEM}=8, limited: {MEM}=16" in answer

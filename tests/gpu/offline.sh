@@ -24,7 +24,7 @@ pack() {
     (
         cd "$CACHE"
         for name in kubernetes etcd containerd toolkit pause helm; do ls -dt cluster/"$name"-* | head -1; done
-        ls images/current/{kube-scheduler,tangram,tangram-workload}.tar # the first has one of the programs once more
+        ls images/current/{kube-scheduler,tangram,tangram-python,tangram-workload}.tar # the first has one of the programs once more
     ) | tar -C "$CACHE" -ch --files-from - | zstd -q -12 --long=29 -T0 | split -b "${mib}M" -d -a 1 - "$folder/kit.tar.zst."
     du -sh "$folder"/*
 }

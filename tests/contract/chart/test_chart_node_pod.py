@@ -108,7 +108,9 @@ def test_nothing_that_the_arbiter_may_write_contains_the_library(rendered: Objec
     ready = list((state / "grants").glob(".spare-*"))
     assert library.stat().st_nlink == 3 + len(ready)
     (spec,) = [
-        one["spec"]["template"]["spec"] for name, one in rendered.of("DaemonSet").items() if name.endswith("-node")
+        one["spec"]["template"]["spec"]
+        for name, one in rendered.of("DaemonSet").items()
+        if name.endswith("-node") and not name.endswith("-cleanup-node")
     ]
     host = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
     writable = [host[m["name"]] for m in rendered.container("arbiter")["volumeMounts"] if not m.get("readOnly")]

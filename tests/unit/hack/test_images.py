@@ -32,6 +32,7 @@ from hack.images.catalogue import (
 from hack.images.commit import commit_of
 from hack.images.docker import Docker
 from hack.images.index import BadArchive, join
+from hack.images.names import rename
 
 
 def _program(folder: Path) -> Path:
@@ -144,6 +145,54 @@ def test_every_package_of_the_image_has_a_wheel_for_each_architecture(machine: s
         if not any(serves.search(wheel["url"]) for wheel in packages[name].get("wheels", []))
     ]
     assert lacking == []
+
+
+def _contents(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as image:
+        return {one.name: image.extractfile(one).read() for one in image.getmembers() if one.isfile()}  # type: ignore[union-attr]
+
+
+def test_an_image_that_takes_the_place_of_others_has_their_names_in_the_archive_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    archive.write(path, "localhost/x:1", {"usr/bin/x": _program(tmp_path)}, ["x"])
+    before = _contents(path)
+    rename(path, ("docker.io/library/one:1", "quay.io/two:2"))
+    after = _contents(path)
+    entries = json.loads(after.pop("index.json"))["manifests"]
+    assert [one["annotations"]["io.containerd.image.name"] for one in entries] == [
+        "docker.io/library/one:1",
+        "quay.io/two:2",
+    ]
+    assert [one["annotations"]["org.opencontainers.image.ref.name"] for one in entries] == [
+        "docker.io/library/one:1", "quay.io/two:2",
+    ]  # fmt: skip
+    assert {one["digest"] for one in entries} == {
+        one["digest"] for one in json.loads(before.pop("index.json"))["manifests"]
+    }
+    assert after == before, "layers and settings are what they were"
+    assert [one.name for one in tmp_path.iterdir() if one.suffix == ".tar"] == ["a.tar"]
+
+
+def test_an_archive_of_docker_is_renamed_too(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    text = json.dumps([{"Config": "c.json", "RepoTags": ["localhost/x:1"], "Layers": ["l/layer.tar"]}]).encode()
+    with tarfile.open(path, "w") as made:
+        for name, content in (("manifest.json", text), ("l/layer.tar", b"layer")):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            made.addfile(info, io.BytesIO(content))
+    rename(path, ("docker.io/library/one:1", "quay.io/two:2"))
+    after = _contents(path)
+    (entry,) = json.loads(after["manifest.json"])
+    assert entry == {
+        "Config": "c.json", "RepoTags": ["docker.io/library/one:1", "quay.io/two:2"], "Layers": ["l/layer.tar"],
+    }  # fmt: skip
+    assert after["l/layer.tar"] == b"layer"
+
+
+def test_no_builder_gives_an_image_the_name_of_a_public_one() -> None:
+    assert [image.name for image in IMAGES if not image.name.startswith("localhost/")] == []
+    assert {image.target for image in IMAGES if image.names} == {"python", "stand-in"}
 
 
 def test_every_image_is_a_stage_of_the_dockerfile() -> None:
