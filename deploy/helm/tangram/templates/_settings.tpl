@@ -88,6 +88,9 @@ tolerations:
   # the plugin writes this one (`node.unhealthyTaint`)
   - key: {{ include "tangram.nodeTaint" . }}
     operator: Exists
+  # the plugin removes this one (`autoscaling.startupTaint`)
+  - key: {{ include "tangram.startupTaint" . }}
+    operator: Exists
 {{- end -}}
 
 {{/* A pod and a container at the level `restricted`. */}}
