@@ -103,9 +103,7 @@ def decide(
     kept, remove = 0, []
     for one in present:
         reason = _reason(waiting.get(one.pod_uid), since_s[one.pod_uid], limits, now_s)
-        if one.leaving:
-            kept += 1
-        elif reason is None and kept < limits.most:
+        if one.leaving or (reason is None and kept < limits.most):
             kept += 1
         else:
             remove.append((one, reason or "over the maximum"))

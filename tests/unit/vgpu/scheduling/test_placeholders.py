@@ -45,12 +45,18 @@ LIMITS = st.builds(Limits, st.integers(0, 4), st.sampled_from([1.0, 5.0, 100.0])
 
 
 def slow(
-    waiting: dict[str, StrandedPod], present: list[PlaceholderPod], first_s: dict[str, float], limits: Limits, now_s: float
+    waiting: dict[str, StrandedPod],
+    present: list[PlaceholderPod],
+    first_s: dict[str, float],
+    limits: Limits,
+    now_s: float,
 ) -> Plan:
     """Pod by pod, as the rules are written."""
 
     def timed_out(uid: str) -> bool:
-        made = [one.created_s for one in present if one.pod_uid == uid] + [first_s[uid]] * (uid in first_s)
+        made = [one.created_s for one in present if one.pod_uid == uid] + [
+            at for of, at in first_s.items() if of == uid
+        ]
         return bool(made) and now_s - min(made) >= limits.timeout_s
 
     def wrong(one: PlaceholderPod) -> str:
@@ -95,14 +101,20 @@ def slow(
 
 @given(PODS, PLACEHOLDERS, FIRST, LIMITS, st.integers(20, 30).map(float))
 def test_it_is_what_the_rules_say_pod_by_pod(
-    waiting: dict[str, StrandedPod], present: list[PlaceholderPod], first_s: dict[str, float], limits: Limits, now_s: float
+    waiting: dict[str, StrandedPod],
+    present: list[PlaceholderPod],
+    first_s: dict[str, float],
+    limits: Limits,
+    now_s: float,
 ) -> None:
     plan = decide(waiting, present, first_s, limits, now_s)
     assert plan == slow(waiting, present, first_s, limits, now_s)
     gone = {one.name for one, _ in plan.remove}
     after = [one.pod_uid for one in present if one.name not in gone] + [pod.uid for pod in plan.create]
     assert len(after) == len(set(after)), "one for each pod"
-    assert len(plan.create) + len(present) <= max(limits.most, len(present)), "those that are leaving count until they are gone"
+    assert len(plan.create) + len(present) <= max(limits.most, len(present)), (
+        "those that are leaving count until they are gone"
+    )
 
 
 def test_a_thousand_stranded_pods_get_as_many_as_allowed_and_the_most_important_come_first() -> None:
