@@ -220,7 +220,7 @@ class Placeholders:
         present = [self._as_placeholder(pod) for pod in self._present.items()]
         self._made = {name: one for name, one in self._made.items() if self._wall() < one.created_s + SHOWN_S}
         present += self._made.values()
-        waiting = self._waiting(present, types)
+        waiting = self._waiting(types)
         plan = decide(
             waiting, present, {uid: first[0] for uid, first in self._first.items()}, self._limits, self._wall()
         )
@@ -253,7 +253,7 @@ class Placeholders:
             self._unwritten.add(uid)
         return PlaceholderPod(meta.name, uid, created_s, meta.deletion_timestamp is not None)
 
-    def _waiting(self, present: Sequence[PlaceholderPod], types: Mapping[str, NodeType]) -> dict[str, StrandedPod]:
+    def _waiting(self, types: Mapping[str, NodeType]) -> dict[str, StrandedPod]:
         now_s = self._clock()
         self._notes = {uid: note for uid, note in self._notes.items() if now_s < note.seen_s + NOTE_S}
         keys = {uid: note.key for uid, note in self._notes.items()} | {

@@ -44,7 +44,7 @@ from kube.events import Recorder
 from kube.objects import Pod, PodDisruptionBudget
 from kube.paths import BUDGETS
 from vgpu.api.errors import BadRequest
-from vgpu.scheduling.placement import NO_SINGLE_GPU
+from vgpu.scheduling.placement import NO_SINGLE_GPU, TOO_LARGE
 from vgpu.scheduling.victims.bounds import EvictionRules, EvictionTerms
 from vgpu.scheduling.victims.eligibility import LOWEST
 from vgpu.scheduling.victims.node_search import Eviction
@@ -81,7 +81,7 @@ class PreemptionCoordinator:
     ) -> None:
         self.enabled = settings.preemption
         self.on_no_single_gpu: Callable[[Pod, Sequence[str]], object] = lambda _, __: None
-        """Called where filter refused a pod, with the nodes on which no single GPU has enough free."""
+        """Called where filter refused a pod, with the nodes on which no single GPU has enough free, else with those on which none is large enough."""
         self._state, self._intake, self._pods, self._nominator = state, intake, pods, nominator
         self._read_s, self._has_read_back = read_s, False
         self.disruptions = DisruptionBudgets()
@@ -251,6 +251,7 @@ class PreemptionCoordinator:
                 self._evictor.found_no_node(args.pod, args.node_names)
             if nodes := result.failed.get(NO_SINGLE_GPU):
                 self._reporter.found_no_single_gpu(args.pod, nodes)
+            if nodes := nodes or result.unresolvable.get(TOO_LARGE):
                 self.on_no_single_gpu(args.pod, nodes)
         return result
 
