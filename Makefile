@@ -24,7 +24,7 @@ PREPARE = $(RUN) python -m hack.prepare $(addprefix --provider ,$(PROVIDER)) $(P
 CLUSTER_UP = $(PREPARE) && \
 	$(RUN) python -m hack.cluster up $(addprefix --replace --provider ,$(PROVIDER)) && $(RUN) python -m hack.cluster load
 
-.PHONY: help demo test lint unit library shim sanitized faults driver-abi fuzz e2e prepare images cluster-up cluster-down bench update clean
+.PHONY: help demo test lint unit library shim sanitized faults driver-abi fuzz e2e prepare images cluster-up cluster-down bench update test-autoscalers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -110,6 +110,10 @@ bench: .venv/.synced shim ## measure what the docs claim; writes bench/**/*.csv
 
 update: .venv/.synced ## regenerate what is generated (proto)
 	hack/update-proto
+
+test-autoscalers: ## what Karpenter's simulation and kube-scheduler's framework do with placeholders (Go; minutes when nothing is compiled yet)
+	cd hack/autoscalers/karpenter && go test ./...
+	cd hack/autoscalers/scheduler && go test ./...
 
 clean: ## remove build results (not the cluster, not its cache)
 	rm -rf build tangramctl/lib .mypy_cache .ruff_cache .pytest_cache .hypothesis
