@@ -276,9 +276,11 @@ class PreemptionCoordinator:
             yield
 
     def waiting(self) -> list[Pod]:
-        """Pods that request a GPU and fit nowhere, as kube-scheduler reports. Of others no container is kept (`small_pod_of`)."""
+        """Pods that request a GPU and fit nowhere, as kube-scheduler reports, without placeholders. Of others no container is kept (`small_pod_of`)."""
+        placeholder = self._state.names.placeholder_for
         waits = [pod for pod in self._pods.items() if not (pod.spec.node_name or leaving(pod)) and fits_nowhere(pod)]
-        return [pod for pod in waits if pod.spec.containers or pod.spec.init_containers]
+        ours = [pod for pod in waits if pod.spec.containers or pod.spec.init_containers]
+        return [pod for pod in ours if placeholder not in (pod.metadata.labels or {})]
 
     def expire(self) -> None:
         """Once a second: end the reservations that have lapsed, and let the others reserve what came free."""

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	configapi "k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/latest"
 	"k8s.io/kubernetes/pkg/scheduler/backend/cache"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
@@ -75,6 +77,9 @@ func fits(t *testing.T, pod *corev1.Pod, on *corev1.Node, running ...*corev1.Pod
 	if err != nil {
 		t.Fatal(err)
 	}
+	// it needs ResourceSlices and DeviceClasses, of which no pod here has any
+	enabled := config.Profiles[0].Plugins.MultiPoint.Enabled
+	config.Profiles[0].Plugins.MultiPoint.Enabled = slices.DeleteFunc(enabled, func(one configapi.Plugin) bool { return one.Name == "DynamicResources" })
 	snapshot, client := cache.NewSnapshot(running, []*corev1.Node{on}), fake.NewClientset()
 	made, err := runtime.NewFramework(
 		ctx, plugins.NewInTreeRegistry(), &config.Profiles[0], runtime.WithClientSet(client), runtime.WithSnapshotSharedLister(snapshot),

@@ -136,6 +136,17 @@ async def test_a_stranded_pod_gets_one_placeholder_as_large_as_an_empty_node(api
         assert scheduler.extender.placeholders.counts.created == 1
 
 
+async def test_a_placeholder_is_not_among_the_pods_that_wait_for_capacity(api: Cluster) -> None:
+    """Or one that is retried for the others could be it."""
+    async with placing(api) as scheduler:
+        for built in (large(), large("placeholder").labelled(**{DEFAULT.placeholder_for: "x"})):
+            plain = built.plain()
+            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            api.put(plain | {"status": {"phase": "Pending", "conditions": [condition]}})
+        await scheduler.comes_true(lambda: len(scheduler.extender.pods) == 4)
+        assert [one.metadata.name for one in scheduler.extender.preemption.waiting()] == ["large"]
+
+
 async def test_a_placeholder_is_bound_to_no_node(api: Cluster) -> None:
     async with placing(api) as scheduler:
         api.put(typed("n2", gpu(0, node="n2"), gpu(1, node="n2")))
