@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
 import pytest
@@ -21,6 +21,13 @@ OURS: Final = "/api/v1/namespaces/tangram/pods"
 MAPS: Final = "/api/v1/namespaces/tangram/configmaps"
 RECORDS: Final = "tangram-scheduler-placeholders"
 TYPE: Final = {"node.kubernetes.io/instance-type": "g2"}
+
+
+async def until(true: Callable[[], object]) -> None:
+    """Return when this is true. What is waited for is seen by several watches."""
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0.01)
 
 
 class Cluster(FakeApi):
@@ -115,7 +122,7 @@ def large(name: str = "large") -> PodBuilder:
 
 async def strand(api: Cluster, scheduler: Scheduler, built: PodBuilder) -> Object:
     plain = api.put(built.plain())
-    await scheduler.comes_true(lambda: scheduler.extender.pods.get(f"default/{built.name}") is not None)
+    await until(lambda: scheduler.extender.pods.get(f"default/{built.name}") is not None)
     assert not (await scheduler.filter(built, "n1"))["NodeNames"]
     return plain
 
@@ -123,7 +130,7 @@ async def strand(api: Cluster, scheduler: Scheduler, built: PodBuilder) -> Objec
 async def test_a_stranded_pod_gets_one_placeholder_as_large_as_an_empty_node(api: Cluster) -> None:
     async with placing(api) as scheduler:
         plain = await strand(api, scheduler, large())
-        await scheduler.comes_true(lambda: api.placeholders and api.records)
+        await until(lambda: api.placeholders and api.records)
         await scheduler.filter(large(), "n1")
         (one,) = api.placeholders
         amount = one["spec"]["containers"][0]["resources"]["limits"]
@@ -143,14 +150,14 @@ async def test_a_placeholder_is_not_among_the_pods_that_wait_for_capacity(api: C
             plain = built.plain()
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
             api.put(plain | {"status": {"phase": "Pending", "conditions": [condition]}})
-        await scheduler.comes_true(lambda: len(scheduler.extender.pods) == 4)
+        await until(lambda: len(scheduler.extender.pods) == 4)
         assert [one.metadata.name for one in scheduler.extender.preemption.waiting()] == ["large"]
 
 
 async def test_a_placeholder_is_bound_to_no_node(api: Cluster) -> None:
     async with placing(api) as scheduler:
         api.put(typed("n2", gpu(0, node="n2"), gpu(1, node="n2")))
-        await scheduler.comes_true(lambda: "n2" in scheduler.extender.state.fleet)
+        await until(lambda: "n2" in scheduler.extender.state.fleet)
         one = large("placeholder").labelled(**{DEFAULT.placeholder_for: "x"})
         answer = await scheduler.filter(one, "n1", "n2")
         assert not answer["NodeNames"]
@@ -163,19 +170,19 @@ async def test_it_goes_when_the_pod_is_placed_or_gone_or_at_the_time_out(
 ) -> None:
     async with placing(api, placeholder_timeout_s=900) as scheduler:
         plain = await strand(api, scheduler, large())
-        await scheduler.comes_true(lambda: api.placeholders and api.records)
+        await until(lambda: api.placeholders and api.records)
         if how == "placed":
             api.put(typed("n2", gpu(0, node="n2")))
-            await scheduler.comes_true(lambda: "n2" in scheduler.extender.state.fleet)
+            await until(lambda: "n2" in scheduler.extender.state.fleet)
             assert (await scheduler.filter(large(), "n1", "n2"))["NodeNames"] == ["n2"]
         elif how == "deleted":
             api.remove(plain)
         else:
             later_s = placeholders.datetime.fromisoformat("2026-01-01T00:15:00Z").timestamp()
             monkeypatch.setattr(scheduler.extender.placeholders, "_wall", lambda: later_s)
-        await scheduler.comes_true(lambda: not api.placeholders)
+        await until(lambda: not api.placeholders)
         if how == "deleted":
-            await scheduler.comes_true(lambda: not api.records)
+            await until(lambda: not api.records)
         if how == "timed out":
             await scheduler.filter(large(), "n1")
             await scheduler.extender.placeholders.check()
@@ -187,9 +194,9 @@ async def test_it_goes_when_the_pod_is_placed_or_gone_or_at_the_time_out(
 async def test_a_placeholder_that_somebody_deletes_is_made_again_until_the_time_out(api: Cluster) -> None:
     async with placing(api) as scheduler:
         await strand(api, scheduler, large())
-        await scheduler.comes_true(lambda: api.placeholders and api.records)
+        await until(lambda: api.placeholders and api.records)
         api.remove(api.placeholders[0])
-        await scheduler.comes_true(lambda: api.placeholders and api.made == 2)
+        await until(lambda: api.placeholders and api.made == 2)
 
 
 async def test_an_extender_that_restarts_keeps_the_placeholder_and_removes_it_when_the_pod_is_gone(
@@ -197,20 +204,20 @@ async def test_an_extender_that_restarts_keeps_the_placeholder_and_removes_it_wh
 ) -> None:
     async with placing(api) as scheduler:
         plain = await strand(api, scheduler, large())
-        await scheduler.comes_true(lambda: api.placeholders and api.records)
+        await until(lambda: api.placeholders and api.records)
     async with placing(api) as scheduler:
-        await scheduler.comes_true(lambda: scheduler.extender.placeholders.counts.present == 1)
+        await until(lambda: scheduler.extender.placeholders.counts.present == 1)
         await scheduler.extender.placeholders.check()
         assert len(api.placeholders) == 1, "it is not known that its pod is stranded, and not that it is not"
         api.remove(plain)
-        await scheduler.comes_true(lambda: not api.placeholders and not api.records)
+        await until(lambda: not api.placeholders and not api.records)
 
 
 async def test_no_more_are_made_than_allowed(api: Cluster) -> None:
     async with placing(api, placeholder_most=2) as scheduler:
         for at in range(5):
             await strand(api, scheduler, large(f"large-{at}"))
-        await scheduler.comes_true(lambda: len(api.placeholders) == 2 and len(api.records) == 2)
+        await until(lambda: len(api.placeholders) == 2 and len(api.records) == 2)
         await scheduler.extender.placeholders.check()
         assert api.made == 2
 
@@ -218,11 +225,9 @@ async def test_no_more_are_made_than_allowed(api: Cluster) -> None:
 async def test_a_pod_that_no_node_type_places_gets_none_and_an_event(api: Cluster) -> None:
     async with placing(api) as scheduler:
         api.put(typed("n1", *(gpu(at) for at in range(4))))
-        await scheduler.comes_true(lambda: len(scheduler.extender.state.fleet.inventory["n1"].gpus) == 4)
+        await until(lambda: len(scheduler.extender.state.fleet.inventory["n1"].gpus) == 4)
         await strand(api, scheduler, pod("huge").asking(mib=FULL_MIB + 1024))
-        async with asyncio.timeout(20):
-            while not any(event["reason"] == "NoNodeType" for event in api.events):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: any(event["reason"] == "NoNodeType" for event in api.events))
         assert not api.placeholders
 
 
@@ -230,7 +235,7 @@ async def test_a_refusal_by_the_quota_is_counted_and_tried_again(api: Cluster) -
     async with placing(api) as scheduler:
         api.faults.append(answer_with("POST", OURS, 403, "Forbidden", "exceeded quota"))
         await strand(api, scheduler, large())
-        await scheduler.comes_true(lambda: api.placeholders)
+        await until(lambda: api.placeholders)
         assert scheduler.extender.placeholders.counts.refused == 1
 
 
@@ -239,4 +244,4 @@ async def test_records_that_cannot_be_read_are_passed_over(api: Cluster) -> None
     api.put(found | {"data": {"a": "soon", "b": "12", "c": "NaN x/y", "d": json.dumps([1])}})
     async with placing(api) as scheduler:
         await strand(api, scheduler, large())
-        await scheduler.comes_true(lambda: api.placeholders)
+        await until(lambda: api.placeholders)

@@ -117,6 +117,12 @@ def test_it_is_what_the_rules_say_pod_by_pod(
     )
 
 
+def test_a_pod_that_has_a_placeholder_gets_no_second_one_also_while_the_first_is_leaving() -> None:
+    waiting = {"a": StrandedPod("a", 0, 0.0, True, False, "small")}
+    for leaving in (False, True):
+        assert decide(waiting, [PlaceholderPod("p", "a", 0.0, leaving)], {"a": 0.0}, Limits(9, 900), 1.0) == Plan()
+
+
 def test_a_thousand_stranded_pods_get_as_many_as_allowed_and_the_most_important_come_first() -> None:
     waiting = {f"{n:03}": StrandedPod(f"{n:03}", n % 7, float(-n), True, False, "small") for n in range(1000)}
     plan = decide(waiting, (), {}, Limits(10, 900), 0.0)
