@@ -26,7 +26,7 @@ TYPE: Final = {"node.kubernetes.io/instance-type": "g2"}
 async def until(true: Callable[[], object]) -> None:
     """Return when this is true. What is waited for is seen by several watches."""
     async with asyncio.timeout(20):
-        while not true():
+        while not true():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
