@@ -24,7 +24,7 @@ PREPARE = $(RUN) python -m hack.prepare $(addprefix --provider ,$(PROVIDER)) $(P
 CLUSTER_UP = $(PREPARE) && \
 	$(RUN) python -m hack.cluster up $(addprefix --replace --provider ,$(PROVIDER)) && $(RUN) python -m hack.cluster load
 
-.PHONY: help demo test lint unit library shim sanitized arm64 faults driver-abi fuzz e2e prepare images reproducible cluster-up cluster-down bench update clean
+.PHONY: help demo test lint unit library shim sanitized arm64 faults driver-abi fuzz e2e prepare images reproducible cluster-up cluster-down bench update test-autoscalers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -117,6 +117,10 @@ bench: .venv/.synced shim ## measure what the docs claim; writes bench/**/*.csv
 
 update: .venv/.synced ## regenerate what is generated (proto)
 	hack/update-proto
+
+test-autoscalers: ## what Karpenter's simulation and kube-scheduler's framework do with placeholders (Go; minutes when nothing is compiled yet)
+	cd hack/autoscalers/karpenter && go test -count=1 ./...
+	cd hack/autoscalers/scheduler && go test -count=1 ./...
 
 clean: ## remove build results (not the cluster, not its cache)
 	rm -rf build tangramctl/lib .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -160,7 +160,7 @@ class Parts:
         self.publisher = Publisher(
             client, settings.node_name, self.offer, lambda: {**annotation(), **self.numa.annotation()}, self._node_labels,
             settings.node_label_keys, self._node_seen,
-            NodeTaint(client, settings.node_name, names.unhealthy_taint, settings.taint_effect, self.offer.inventory),
+            NodeTaint(client, settings.node_name, names, settings.taint_effect, self.offer.inventory, startup=settings.startup_taint),
         )  # fmt: skip
         self.host_pool.changed = self.numa.changed = self.publisher.check
         self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)

@@ -161,6 +161,10 @@ class DevicePluginSettings(ProgramSettings):
         "none",
         description="effect of the node's taint tangram.sh/gpu-unhealthy while a GPU is unhealthy; it keeps pods off the node's healthy GPUs too; none: it is removed",
     )
+    startup_taint: bool = Field(
+        True,
+        description="whether the taint tangram.sh/not-ready, which a node group may set on new nodes, is removed once new pods get a GPU of the node and the kubelet reports its devices",
+    )
     numa: bool = Field(
         False,
         description="whether devices name their NUMA nodes where the kubelet's TopologyManager refuses pods that it cannot align (policies restricted and single-numa-node), and the node's annotation tangram.sh/numa says what that depends on",

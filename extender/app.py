@@ -23,6 +23,7 @@ from extender.compact import small_node, small_pod_of
 from extender.gangs import GangKeeper
 from extender.metrics import Metrics
 from extender.nominate.nominator import Nominator
+from extender.placeholders import Placeholders
 from extender.preemption.coordinator import PreemptionCoordinator
 from extender.retry_after_lapse import Retrier
 from extender.retry_after_restart import SchedulerRestarter
@@ -66,7 +67,7 @@ class Extender:
         self.pods = Cache(
             client,
             PODS,
-            WholePod if settings.nominate_ahead != "never" else Pod,
+            WholePod if settings.nominate_ahead != "never" or settings.placeholder_config_map else Pod,
             on_change=self._pod_changed,
             field_selector=UNFINISHED,
             shrink=small_pod_of(names, controllers=settings.kueue),
@@ -94,6 +95,11 @@ class Extender:
         )
         self.preemption = PreemptionCoordinator(client, self.state, self._intake, self.pods, settings, self.nominator)
         self.gangs = GangKeeper(client, self.state, clock=time.monotonic)
+        self.placeholders = Placeholders(
+            client, self.state, settings, pods=self.pods, nodes=self.nodes, recorder=self.preemption.recorder, clock=time.monotonic,
+            wall=time.time,
+        )  # fmt: skip
+        self.preemption.on_no_single_gpu = self.placeholders.found_no_single_gpu
         self.metrics = Metrics(
             self.state,
             self.caches,
@@ -101,13 +107,16 @@ class Extender:
             nominations=self.nominator.counts,
             gang_failures=self.gangs.failed,
             unread_controllers=self.preemption.unread_controllers,
+            placeholders=self.placeholders.counts,
         )
         binder = Binder(
             self.state, client, timeout_s=settings.bind_timeout_s, lifted=self.preemption.lifted,
             wait_s=settings.bind_timeout_s / 2,
         )  # fmt: skip
         snapshots = SnapshotWriter(partial(snapshot_of, self.state))
-        self._verbs = Verbs(self.state, binder, self.preemption, self.gangs, self.metrics, snapshots, self.not_synced)
+        self._verbs = Verbs(
+            self.state, binder, self.preemption, self.gangs, self.metrics, snapshots, self.not_synced, self.placeholders
+        )  # fmt: skip
         self._restarter = SchedulerRestarter(settings.scheduler_process)
         self._retrier = Retrier(client, self._waiting)
         if settings.preemption or settings.nominate_ahead != "never":  # else it may not nominate
@@ -129,6 +138,7 @@ class Extender:
     def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         self.preemption.pod_changed(old, new)
         self.gangs.pod_changed(old, new)
+        self.placeholders.pod_changed(old, new)
 
     def _shown(self) -> WatchProgress:
         return WatchProgress(self.pods.heard_s, self.pods.listed_s, self.pods.has)
@@ -144,6 +154,7 @@ class Extender:
             "nodes": self.nodes.statistics(),
             **self.preemption.statistics(),
             **self.gangs.statistics(),
+            **self.placeholders.statistics(),
         }
 
     def not_synced(self) -> str | None:
@@ -172,6 +183,7 @@ class Extender:
                     self.preemption.run(),
                     self.nominator.run(),
                     self.gangs.run(),
+                    self.placeholders.run(),
                     self._housekeeping(),
                     collecting.keep_tidy(),
                     self._note_sync(),

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from extender.placeholders import Counts
 from extender.state import State
 from kube.cache import CacheStatistics
 from observe.refusals import Refusals
@@ -34,6 +35,7 @@ class Metrics:
         nominations: Mapping[str, int] | None = None,
         gang_failures: Callable[[], int] = lambda: 0,
         unread_controllers: Callable[[], int] = lambda: 0,
+        placeholders: Counts | None = None,
     ) -> None:
         self.registry = CollectorRegistry()
         self.refused = Refusals("extender")
@@ -50,6 +52,7 @@ class Metrics:
             registry=self.registry,
         )
         self.registry.register(_Scraped(state, caches, evicted, nominations or {}, gang_failures, unread_controllers))
+        self.registry.register(_Placeholders(placeholders or Counts()))
         self._duration_of = lru_cache(LABELS)(self._duration.labels)  # each looks them up by their text: 10 us a call
         self._requests_of = lru_cache(LABELS)(self._requests.labels)
 
@@ -57,6 +60,25 @@ class Metrics:
         """A request was answered."""
         self._duration_of(verb).observe(seconds)
         self._requests_of(verb, outcome).inc()
+
+
+class _Placeholders(Collector):
+    """Pods for autoscalers (`extender.placeholders`)."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        counts = self._counts
+        yield _gauge("placeholders", "Placeholder pods for autoscalers that exist.", counts.present)
+        changes = CounterMetricFamily(
+            "tangram_extender_placeholder_changes",
+            "Placeholder pods for autoscalers: created, removed, refused by the API server (a quota, a policy, rights).",
+            labels=["outcome"],
+        )
+        for outcome in ("created", "removed", "refused"):
+            changes.add_metric([outcome], getattr(counts, outcome))
+        yield changes
 
 
 class _Scraped(Collector):

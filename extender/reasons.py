@@ -24,13 +24,15 @@ GANG_YIELDS: Final = (
     "the pod's gang had reservations and was not scheduled: pods that wait for that capacity are tried first"
 )
 
+PLACEHOLDER: Final = "a placeholder for an autoscaler is bound to no node"
+
 NUMA: Final = "the kubelet's TopologyManager does not allow it"
 NUMA_UNREADABLE: Final = "node's NUMA facts cannot be read"
 NUMA_NOT_TRIED: Final = "other nodes were tried first against the kubelet's TopologyManager"
 
 NO_EVICTION_HELPS: Final = UNRESOLVABLE | {
     SWAP_RISK, UNKNOWN_NODE, UNREADABLE_INVENTORY, NEWER_INVENTORY, UNREADABLE_CORDONS, OTHER_UNIT, UNREADABLE_ASSIGNMENT,
-    BINDING, BOUND, GANG_PAUSED, GANG_YIELDS, NUMA, NUMA_UNREADABLE, NUMA_NOT_TRIED,
+    BINDING, BOUND, GANG_PAUSED, GANG_YIELDS, PLACEHOLDER, NUMA, NUMA_UNREADABLE, NUMA_NOT_TRIED,
 }  # fmt: skip
 """Time or a correction helps against these; kube-scheduler must not evict pods because of them."""
 

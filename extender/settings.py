@@ -108,6 +108,26 @@ class Settings(ProgramSettings):
         le=MOST,
         description="What the memory limits of a GPU's containers may add up to, times its memory. 1 = the limits fit together. None: no bound.",
     )
+    placeholder_config_map: str = Field(
+        "",
+        pattern=r"^([a-z0-9.-]+/[a-z0-9.-]+)?$",
+        description="ConfigMap, as namespace/name, that remembers which pods had a placeholder for autoscalers, and owns the placeholders, which are in its namespace. It must exist. Empty: there are no placeholders.",
+    )
+    placeholder_most: int = Field(10, ge=1, le=1000, description="Placeholders at a time, in all.")
+    placeholder_timeout_s: float = Field(
+        900.0,
+        ge=1,
+        le=604800,
+        description="Seconds for which a pod has a placeholder, from its first one on. Then none is made for it again.",
+    )
+    placeholder_priority_class: str = Field(
+        "tangram-placeholder", min_length=1, description="PriorityClass of placeholders, of a value below 0."
+    )
+    placeholder_image: str = Field(
+        "registry.k8s.io/pause:3.10",
+        min_length=1,
+        description="Image that placeholders name. It is never pulled.",
+    )
     scheduler_name: str = Field(
         "tangram-scheduler",
         min_length=1,

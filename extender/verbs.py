@@ -18,6 +18,7 @@ from extender.filter import prioritize_nodes, spare_nodes
 from extender.filter_answers import FilterAnswers
 from extender.gangs import GangKeeper
 from extender.metrics import Metrics
+from extender.placeholders import Placeholders
 from extender.preemption.coordinator import PreemptionCoordinator
 from extender.protocol import (
     BindingArgs,
@@ -29,6 +30,7 @@ from extender.protocol import (
     PreemptionArgs,
     PreemptionResult,
 )
+from extender.reasons import PLACEHOLDER
 from extender.snapshot_writer import SnapshotWriter
 from extender.state import State
 from vgpu.api.errors import TangramError
@@ -57,9 +59,11 @@ class Verbs:
         metrics: Metrics,
         snapshots: SnapshotWriter,
         not_ready: Callable[[], str | None],
+        placeholders: Placeholders | None = None,
     ) -> None:
         self._state, self._binder, self._preemption, self._gangs = state, binder, preemption, gangs
         self._metrics, self.snapshots, self._not_ready = metrics, snapshots, not_ready
+        self._placeholders = placeholders
         self._filter_args, self._filter_answers = FilterReader(), FilterAnswers()
         self._binding_args = msgspec.json.Decoder(BindingArgs)
         self._preemption_args = msgspec.json.Decoder(PreemptionArgs)
@@ -87,6 +91,14 @@ class Verbs:
         return VerbResponse(answer, unreadable)
 
     async def _placed(self, args: FilterArgs, started: float) -> FilterResult:
+        if self._placeholders is not None and self._placeholders.is_placeholder(args.pod):
+            return FilterResult(unresolvable={PLACEHOLDER: list(dict.fromkeys(args.node_names or ()))})
+        result = await self._found(args, started)
+        if self._placeholders is not None and result.node_names:
+            self._placeholders.placed(args.pod.uid)
+        return result
+
+    async def _found(self, args: FilterArgs, started: float) -> FilterResult:
         self._gangs.next_pod(args.pod)
         result = self._preemption.filter(args)
         if await self._preemption.has_news(args, result, time.perf_counter() - started):

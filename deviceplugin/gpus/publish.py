@@ -19,7 +19,7 @@ from kube import paths
 from kube.cache import Cache
 from kube.client import Client
 from kube.errors import ApiError
-from kube.objects import Metadata, Node, NodeStatus
+from kube.objects import Metadata, Node, NodeSpec, NodeStatus
 from kube.patch import annotate, merge
 from vgpu.api.back_off import BackOff
 from vgpu.api.codec import inventory_to_json
@@ -120,7 +120,7 @@ class Publisher:
                 one.cancel()
 
     async def _other_text(self) -> None:
-        """Return when the watch shows the node in a version that it did not show before, with another annotation than it should have.
+        """Return when the watch shows the node in a version that it did not show before, with another annotation than it should have, or still with the startup taint.
 
         Each version counts once: a watch that lags behind our own write is no reason to read the node again and again.
         """
@@ -128,11 +128,12 @@ class Publisher:
             for node in self._nodes.items():
                 fresh = node.metadata.resource_version != self._looked_at
                 self._looked_at = node.metadata.resource_version
-                if fresh and node.metadata.annotation(self._offer.names.inventory) != inventory_to_json(
-                    self._offer.inventory()
-                ):
+                if fresh and (self._differs(node) or (self._taint is not None and self._taint.is_due(node))):
                     return
             await self._nodes.changed()
+
+    def _differs(self, node: Node) -> bool:
+        return node.metadata.annotation(self._offer.names.inventory) != inventory_to_json(self._offer.inventory())
 
     def _small(self, node: Node) -> Node:
         """What is read of a node."""
@@ -141,9 +142,11 @@ class Publisher:
             key: text for key in (names.inventory, names.cordoned_gpus) if (text := meta.annotation(key)) is not None
         }
         labels = {one: value for one, value in (meta.labels or {}).items() if one in self._label_keys}
+        spec, status = self._taint.of_startup(node) if self._taint is not None else (NodeSpec(), NodeStatus())
         return Node(
             Metadata(meta.name, "", meta.uid, meta.resource_version, labels=labels or None, annotations=kept or None),
-            status=NodeStatus(node_info=node.status.node_info),
+            spec,
+            msgspec.structs.replace(status, node_info=node.status.node_info),
         )
 
     async def publish(self) -> bool:

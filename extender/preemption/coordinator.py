@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import filterfalse
 from typing import Final
@@ -44,7 +44,7 @@ from kube.events import Recorder
 from kube.objects import Pod, PodDisruptionBudget
 from kube.paths import BUDGETS
 from vgpu.api.errors import BadRequest
-from vgpu.scheduling.placement import NO_SINGLE_GPU
+from vgpu.scheduling.placement import NO_SINGLE_GPU, TOO_LARGE
 from vgpu.scheduling.victims.bounds import EvictionRules, EvictionTerms
 from vgpu.scheduling.victims.eligibility import LOWEST
 from vgpu.scheduling.victims.node_search import Eviction
@@ -80,6 +80,8 @@ class PreemptionCoordinator:
         read_s: float = READ_S,
     ) -> None:
         self.enabled = settings.preemption
+        self.on_no_single_gpu: Callable[[Pod, Sequence[str]], object] = lambda _, __: None
+        """Called where filter refused a pod, with the nodes on which no single GPU has enough free, else with those on which none is large enough."""
         self._state, self._intake, self._pods, self._nominator = state, intake, pods, nominator
         self._read_s, self._has_read_back = read_s, False
         self.disruptions = DisruptionBudgets()
@@ -94,9 +96,9 @@ class PreemptionCoordinator:
         resources = filter(None, settings.kueue_controllers.split(","))
         self.kueue_pods = KueuePods(client, resources, clock) if settings.preemption and settings.kueue else None
         self._candidates = VictimCandidates(state, self._history, pods, self.disruptions, self.kueue_pods)
-        self._recorder = Recorder(client, COMPONENT, socket.gethostname())
+        self.recorder = Recorder(client, COMPONENT, socket.gethostname())
         self._reporter = FitReporter(
-            state, self._recorder, pod_of=pods.get, is_preemptor=self.reservations.__contains__, clock=clock
+            state, self.recorder, pod_of=pods.get, is_preemptor=self.reservations.__contains__, clock=clock
         )
         self.verb = PreemptVerb(
             state, pods, self._candidates, self.reservations, nominator, clock=clock,
@@ -112,7 +114,7 @@ class PreemptionCoordinator:
             state, pods, self._candidates, self.reservations, clock=clock, deadline_s=settings.preemption_deadline_s,
             background=self.background, kueue_pods=self.kueue_pods, workloads=workloads,
         )  # fmt: skip
-        self._evictions = Evictions(client, self._candidates, self._history, self._recorder, self.kueue_pods)
+        self._evictions = Evictions(client, self._candidates, self._history, self.recorder, self.kueue_pods)
         self._evictor = Evictor(
             client, state, pods, self._candidates, self.reservations, planner, self._evictions,
             answered_at_s=self.verb.answered_at_s, is_active=nominator.is_active, clock=clock,
@@ -137,7 +139,7 @@ class PreemptionCoordinator:
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._recorder.run())
+            group.create_task(self.recorder.run())
             if self.enabled:
                 for part in (self.budgets.run(), self._evict(), self._history_store.run()):
                     group.create_task(part)
@@ -249,6 +251,8 @@ class PreemptionCoordinator:
                 self._evictor.found_no_node(args.pod, args.node_names)
             if nodes := result.failed.get(NO_SINGLE_GPU):
                 self._reporter.found_no_single_gpu(args.pod, nodes)
+            if nodes := nodes or result.unresolvable.get(TOO_LARGE):
+                self.on_no_single_gpu(args.pod, nodes)
         return result
 
     async def has_news(self, args: FilterArgs, result: FilterResult, elapsed_s: float) -> bool:
@@ -272,9 +276,11 @@ class PreemptionCoordinator:
             yield
 
     def waiting(self) -> list[Pod]:
-        """Pods that request a GPU and fit nowhere, as kube-scheduler reports. Of others no container is kept (`small_pod_of`)."""
+        """Pods that request a GPU and fit nowhere, as kube-scheduler reports, without placeholders. Of others no container is kept (`small_pod_of`)."""
+        placeholder = self._state.names.placeholder_for
         waits = [pod for pod in self._pods.items() if not (pod.spec.node_name or leaving(pod)) and fits_nowhere(pod)]
-        return [pod for pod in waits if pod.spec.containers or pod.spec.init_containers]
+        ours = [pod for pod in waits if pod.spec.containers or pod.spec.init_containers]
+        return [pod for pod in ours if placeholder not in (pod.metadata.labels or {})]
 
     def expire(self) -> None:
         """Once a second: end the reservations that have lapsed, and let the others reserve what came free."""

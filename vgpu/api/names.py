@@ -202,6 +202,16 @@ class Names:
         return f"{self.domain}/gpu-unhealthy"
 
     @property
+    def startup_taint(self) -> str:
+        """Key of the taint that a node group sets on new nodes, and that the device plugin removes when the node's GPUs are usable."""
+        return f"{self.domain}/not-ready"
+
+    @property
+    def placeholder_for(self) -> str:
+        """Label of a placeholder pod: the UID of the pod that it stands for. Also an annotation of it: that pod's `namespace/name`."""
+        return f"{self.domain}/placeholder-for"
+
+    @property
     def bursts(self) -> str:
         """Node annotation that the device plugin writes for people: its host pool, and the sums of limits (JSON)."""
         return f"{self.domain}/bursts"

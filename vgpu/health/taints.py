@@ -1,7 +1,9 @@
-"""The taint of a node that has an unhealthy GPU, where the operator wants one. Pure.
+"""The taints of a node that the device plugin writes: while a GPU is unhealthy, where the operator wants one, and before its GPUs are usable. Pure.
 
-It keeps pods off the whole node, also off its healthy GPUs. The scheduler knows about each GPU by the inventory, so it needs no taint; people who let other schedulers
+The taint of an unhealthy GPU keeps pods off the whole node, also off its healthy GPUs. The scheduler knows about each GPU by the inventory, so it needs no taint; people who let other schedulers
 place pods, or who want a node repaired as a whole, may.
+
+The startup taint is set by who makes the node (a node group, a NodePool), and an autoscaler waits until it is gone. The device plugin only removes it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
 from vgpu.api.inventory import TESTING, Inventory
+from vgpu.api.names import Names
 
 Effect = Literal["NoSchedule", "PreferNoSchedule"]
 VALUE: Final = "true"
@@ -35,3 +38,10 @@ def with_taint(taints: Iterable[Mapping[str, Any]], key: str, effect: Effect | N
     return (
         taints if same and len(others) + 1 == len(taints) else [*others, {"key": key, "value": VALUE, "effect": effect}]
     )
+
+
+def is_usable(inventory: Inventory, allocatable: Mapping[str, str | int | float], names: Names) -> bool:
+    """May pods get a GPU of the node now? `allocatable`: what the kubelet reports on the node. It is not usable while new pods get no GPU of it, or while the kubelet
+    reports no device of any of our resources: it would refuse a pod that is bound to the node."""
+    reported = any(str(amount) not in ("", "0") for name, amount in allocatable.items() if names.ours(name))
+    return reported and any(gpu.offered for gpu in inventory.gpus)

@@ -287,6 +287,20 @@ def test_the_plugin_writes_no_other_taint_and_nothing_beside_it(policies: ApiSer
     assert policies("GET", f"{NODES}/{name}")["spec"] == {"taints": [FOREIGN]}
 
 
+def test_the_plugin_removes_the_startup_taint_and_does_not_write_it(policies: ApiServer) -> None:
+    startup = taint(key=DEFAULT.startup_taint)
+    name = tainted(policies, FOREIGN, startup)
+
+    def write(*taints: dict[str, str]) -> None:
+        policies.patch(f"{NODES}/{name}", {"spec": {"taints": list(taints)}}, user=PLUGIN, node=name)
+
+    refused(lambda: write(FOREIGN, startup | {"effect": "PreferNoSchedule"}))
+    refused(lambda: write(startup))
+    write(FOREIGN)
+    refused(lambda: write(FOREIGN, startup))
+    assert policies("GET", f"{NODES}/{name}")["spec"]["taints"] == [FOREIGN]
+
+
 def test_the_policy_knows_every_field_of_a_nodes_spec(policies: ApiServer) -> None:
     """It compares them one by one: one that a later Kubernetes adds has to be added there."""
     schema = policies("GET", "/openapi/v3/api/v1")["components"]["schemas"]["io.k8s.api.core.v1.NodeSpec"]
@@ -300,7 +314,8 @@ def test_pods_of_the_node_tolerate_the_taint_that_the_plugin_writes(helm: Helm, 
         {"domain": "gpu.example.com", "node": {"tolerations": []}, "burst": {"enabled": True, "hostPool": "4Gi"}}
     )
     spec = objects.one("DaemonSet", f"tangram-{kind}")["spec"]["template"]["spec"]
-    assert spec["tolerations"] == [{"key": "gpu.example.com/gpu-unhealthy", "operator": "Exists"}]
+    keys = ("gpu.example.com/gpu-unhealthy", "gpu.example.com/not-ready")
+    assert spec["tolerations"] == [{"key": key, "operator": "Exists"} for key in keys]
 
 
 def test_without_the_policy_the_plugin_has_no_right_to_delete(helm: Helm) -> None:

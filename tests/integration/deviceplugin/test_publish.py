@@ -20,6 +20,7 @@ from kube.errors import ApiError
 from kube.objects import Node
 from tests.fake_api import answer_with, say_raw
 from tests.integration.deviceplugin.harness import NODE, PodApi
+from tests.integration.deviceplugin.plugin_kit import until
 from tests.unit.deviceplugin.builders import inventory
 from vgpu.api.codec import inventory_from_json
 from vgpu.api.inventory import GpuCondition
@@ -189,7 +190,7 @@ FOREIGN = {"key": "example.com/kept", "value": "x", "effect": "NoExecute", "time
 
 
 def with_taint_of(client: Client, offer: Offer, effect: Any) -> Publisher:
-    taint = NodeTaint(client, NODE, DEFAULT.unhealthy_taint, effect, offer.inventory)
+    taint = NodeTaint(client, NODE, DEFAULT, effect, offer.inventory)
     return Publisher(client, NODE, offer, taint=taint)
 
 
@@ -216,7 +217,7 @@ async def test_a_node_that_cannot_be_read_when_its_taint_is_written_is_an_error_
         offer = Offer(DEFAULT, 1024)
         offer.set_inventory(inventory(1))
         offer.set_conditions({inventory(1).gpus[0].uuid: (LOST,)})
-        taint = NodeTaint(client, NODE, DEFAULT.unhealthy_taint, "NoSchedule", offer.inventory)
+        taint = NodeTaint(client, NODE, DEFAULT, "NoSchedule", offer.inventory)
         node = msgspec.convert({"metadata": {"name": NODE}}, Node)
         for body in (b'{"metadata', b'{"metadata":{},"spec":{"taints":7}}'):
             api.faults.append(say_raw("GET", f"/nodes/{NODE}", body))
@@ -241,3 +242,54 @@ async def test_a_taint_is_written_again_when_somebody_wrote_in_between_and_a_ref
         api.faults.append(answer_with("PATCH", f"/nodes/{NODE}", 403, "Forbidden", "not that taint"))
         assert not await publisher.publish()
         assert publisher.failing == ""
+
+
+STARTUP = {"key": DEFAULT.startup_taint, "effect": "NoSchedule"}
+
+
+async def test_the_startup_taint_goes_when_the_kubelet_reports_devices_and_does_not_come_back() -> None:
+    async with PodApi() as api, api.client() as client:
+        node = api.objects["/api/v1/nodes"][NODE]
+        node["spec"] = {"taints": [STARTUP, FOREIGN]}
+        node["status"] = {"allocatable": {"cpu": "8", DEFAULT.gpu_mem: "0"}}
+        offer = Offer(DEFAULT, 1024)
+        offer.set_inventory(inventory(2))
+        publisher = with_taint_of(client, offer, None)
+        await publisher.publish()
+        assert api.objects["/api/v1/nodes"][NODE]["spec"]["taints"] == [STARTUP, FOREIGN], "no device is registered"
+        api.objects["/api/v1/nodes"][NODE]["status"] = {"allocatable": {DEFAULT.gpu_mem: "48"}}
+        assert await publisher.publish()
+        assert api.objects["/api/v1/nodes"][NODE]["spec"]["taints"] == [FOREIGN]
+        api.objects["/api/v1/nodes"][NODE]["status"] = {"allocatable": {DEFAULT.gpu_mem: "0"}}
+        assert not await publisher.publish()
+
+
+async def test_without_the_setting_the_startup_taint_stays() -> None:
+    async with PodApi() as api, api.client() as client:
+        node = api.objects["/api/v1/nodes"][NODE]
+        node |= {"spec": {"taints": [STARTUP]}, "status": {"allocatable": {DEFAULT.gpu: "2"}}}
+        offer = Offer(DEFAULT, 1024)
+        offer.set_inventory(inventory(2))
+        taint = NodeTaint(client, NODE, DEFAULT, None, offer.inventory, startup=False)
+        await Publisher(client, NODE, offer, taint=taint).publish()
+        assert api.objects["/api/v1/nodes"][NODE]["spec"]["taints"] == [STARTUP]
+
+
+async def test_the_startup_taint_goes_at_once_when_the_watch_shows_registered_devices() -> None:
+    async with PodApi() as api, api.client() as client:
+        node = api.objects["/api/v1/nodes"][NODE]
+        node |= {"spec": {"taints": [STARTUP]}, "status": {"allocatable": {"cpu": "8"}}}
+        offer = Offer(DEFAULT, 1024)
+        offer.set_inventory(inventory(2))
+        publisher = with_taint_of(client, offer, None)
+        running = asyncio.create_task(publisher.run())
+        try:
+            await until(lambda: api.inventory is not None)
+            assert api.objects["/api/v1/nodes"][NODE]["spec"]["taints"] == [STARTUP]
+            shown = api.objects["/api/v1/nodes"][NODE] | {"status": {"allocatable": {DEFAULT.gpu: "2"}}}
+            api.put(shown)
+            await until(lambda: not api.objects["/api/v1/nodes"][NODE]["spec"].get("taints"))
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running

@@ -19,7 +19,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> ExtenderParts:
         made.report(pod(f"v{row}").asking(mib=HALF_MIB, core=10).on("n1").assigned(share(gpu(row), HALF_MIB, 10)))
     made.reported = []  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        made.preemption._recorder,
+        made.preemption.recorder,
         "event",
         lambda about, reason, note, *_, **__: made.reported.append((about.name, reason, note)),  # type: ignore[attr-defined]
     )

@@ -386,7 +386,7 @@ async def test_one_that_has_a_pod_of_a_high_priority_by_now_stays(monkeypatch: p
 async def test_events_give_the_reason_and_how_it_is_queued_again(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
     events = list[tuple[str, str, str]]()
-    recorder = queued.parts.preemption._recorder
+    recorder = queued.parts.preemption.recorder
     monkeypatch.setattr(recorder, "event", lambda of, why, note, *_, **__: events.append((of.kind, why, note)))
     async with looking(queued.parts, monkeypatch) as task:
         queued.needs_gpu()

@@ -11,6 +11,10 @@
 {{- define "tangram.nodeTaint" -}}
 {{ .Values.domain }}/gpu-unhealthy
 {{- end -}}
+{{/* Key of the taint that a node group sets on new nodes, and that the device plugin removes: Names.startup_taint. */}}
+{{- define "tangram.startupTaint" -}}
+{{ .Values.domain }}/not-ready
+{{- end -}}
 {{- define "tangram.cel.nodeAnnotations" -}}
 ['{{ include "tangram.nodeAnnotations" . | replace "," "', '" }}']
 {{- end -}}

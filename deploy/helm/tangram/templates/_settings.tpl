@@ -59,6 +59,9 @@ tolerations:
   # the plugin writes this one (`node.unhealthyTaint`)
   - key: {{ include "tangram.nodeTaint" . }}
     operator: Exists
+  # the plugin removes this one (`autoscaling.startupTaint`)
+  - key: {{ include "tangram.startupTaint" . }}
+    operator: Exists
 {{- end -}}
 
 {{- define "tangram.nodeAffinity" -}}
@@ -158,6 +161,21 @@ extenders:
   {{- end }}
 {{- end -}}
 
+{{/* Does the extender keep placeholder pods for autoscalers? "true", or nothing. */}}
+{{- define "tangram.placeholders" -}}
+{{- if and .Values.scheduler.enabled .Values.autoscaling.placeholders.enabled -}}
+{{- if not .Values.policy.enabled -}}
+{{- fail "autoscaling.placeholders.enabled is true with policy.enabled=false: nothing would keep the extender from creating other pods than placeholders, so it has no right to; it must be false" -}}
+{{- end -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* PriorityClass of placeholder pods. */}}
+{{- define "tangram.placeholderClass" -}}
+tangram-placeholder
+{{- end -}}
+
 {{- define "tangram.extenderContainer" -}}
 name: extender
 restartPolicy: Always
@@ -206,6 +224,18 @@ env:
     value: {{ .Values.queues.kueue.evict }}
   - name: TANGRAM_EXTENDER_KUEUE_CONTROLLERS
     value: {{ join "," .Values.queues.kueue.controllers | quote }}
+  {{- end }}
+  {{- if include "tangram.placeholders" . }}
+  - name: TANGRAM_EXTENDER_PLACEHOLDER_CONFIG_MAP
+    value: {{ .Release.Namespace }}/{{ include "tangram.scheduler" . }}-placeholders
+  - name: TANGRAM_EXTENDER_PLACEHOLDER_MOST
+    value: {{ .Values.autoscaling.placeholders.max | quote }}
+  - name: TANGRAM_EXTENDER_PLACEHOLDER_TIMEOUT_S
+    value: {{ include "tangram.seconds" .Values.autoscaling.placeholders.timeout | quote }}
+  - name: TANGRAM_EXTENDER_PLACEHOLDER_PRIORITY_CLASS
+    value: {{ include "tangram.placeholderClass" . }}
+  - name: TANGRAM_EXTENDER_PLACEHOLDER_IMAGE
+    value: {{ .Values.autoscaling.placeholders.image | quote }}
   {{- end }}
   - name: TANGRAM_EXTENDER_SCHEDULER_NAME
     value: {{ .Values.scheduler.name | quote }}

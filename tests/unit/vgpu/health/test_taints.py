@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.builders import cordoned
 from vgpu.api.inventory import WITHDRAWN, Gpu, GpuCondition, Inventory, Withdrawal, withdraw
-from vgpu.health.taints import wanted_effect, with_taint
+from vgpu.api.names import DEFAULT
+from vgpu.health.taints import is_usable, wanted_effect, with_taint
 
 KEY = "tangram.sh/gpu-unhealthy"
 EFFECTS = ["NoSchedule", "PreferNoSchedule", "NoExecute"]
@@ -54,3 +55,22 @@ def test_ours_is_there_once_as_wanted_and_others_stay_in_their_order(taints: lis
     assert [one for one in found if one["key"] != KEY] == [one for one in taints if one["key"] != KEY]
     assert [one["effect"] for one in found if one["key"] == KEY] == ([effect] if effect else [])
     assert with_taint(found, KEY, effect) == found
+
+
+@pytest.mark.parametrize(
+    ("one", "allocatable", "usable"),
+    [
+        (gpu(), {DEFAULT.gpu: "1"}, True),
+        (gpu("degraded"), {DEFAULT.mig("1g.10gb"): "7", "cpu": "8"}, True),
+        (gpu(), {DEFAULT.gpu: "0", "cpu": "8"}, False),
+        (gpu(), {"nvidia.com/gpu": "1"}, False),
+        (gpu(), {}, False),
+        (gpu("unhealthy"), {DEFAULT.gpu: "1"}, False),
+        (gpu(cordon="cordoned"), {DEFAULT.gpu: "1"}, False),
+    ],
+    ids=["healthy", "degraded", "no device is left", "another plugin's", "not registered", "unhealthy", "cordoned"],
+)
+def test_a_node_is_usable_when_pods_get_a_gpu_and_the_kubelet_has_its_devices(
+    one: Gpu, allocatable: dict[str, str | int | float], usable: bool
+) -> None:
+    assert is_usable(Inventory(gpus=(one,)), allocatable, DEFAULT) == usable
