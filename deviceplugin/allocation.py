@@ -92,6 +92,12 @@ class PodInFlight:
 
     uid: str = ""
     calls: tuple[ServedRequest, ...] = ()
+    taken_over: int = 0
+    """The first so many calls were taken for another pod's, until this one explained them too."""
+
+    def own(self) -> PodInFlight:
+        """Without those."""
+        return PodInFlight(self.uid, self.calls[self.taken_over :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +151,9 @@ def candidates(
     """Containers that the request may be for, the likeliest first."""
     in_flight = next((t for t in node_pods if t.uid == flight.uid), None)
     if in_flight and (choice := _next(in_flight, done.get(flight.uid, {}), request, names)):
+        yield choice
+    # the pod before this one came and went: its devices are not this one's, though it requested as many
+    if in_flight and flight.taken_over and (choice := _instead(in_flight, flight.own(), request, names)):
         yield choice
 
     def likelihood(node_pod: NodePod) -> tuple[bool, bool, tuple[int, str]]:

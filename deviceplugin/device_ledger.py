@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from itertools import chain
 from typing import Final, Protocol
 
@@ -268,21 +269,27 @@ class DeviceLedger:
         return misaligned(self._inventory(), map(uuid_of, ids), choice.gpus) if self._names_numa() else ""
 
     def _enter(self, choice: Choice, request: DeviceRequest, ids: frozenset[str]) -> None:
-        uid = choice.node_pod.uid
-        calls = self._flight.calls if uid == self._flight.uid or choice.moves else ()
+        uid, flight = choice.node_pod.uid, self._flight
+        if choice.moves and uid == flight.uid:
+            log.info("the pod in flight has only what it requested itself", uid=uid, pod=str(choice.node_pod))
+            flight = flight.own()
+        elif choice.moves:
+            log.info("the pod in flight is another one", guessed=flight.uid, now=uid, pod=str(choice.node_pod))
+            self.done.pop(flight.uid, None)
+            flight = PodInFlight(uid, flight.calls, len(flight.calls))
+        elif uid != flight.uid or choice.anew:
+            flight = PodInFlight(uid)
         if choice.moves:
-            log.info("the pod in flight is another one", guessed=self._flight.uid, now=uid, pod=str(choice.node_pod))
-            self.done.pop(self._flight.uid, None)
             self.done[uid] = dict(choice.moves)
             for (_, resource), moved in choice.moves.items():
                 self._had.setdefault(resource, {}).update(dict.fromkeys(moved, frozenset((uid,))))
         if choice.anew:
-            calls = ()
             self.done.pop(uid, None)
         self.swaps += choice.swapped
         self._drop_stale(uid, request.resource, ids)
         self.done.setdefault(uid, {})[choice.container, request.resource] = ids
-        self._flight, self._flight_at = PodInFlight(uid, (*calls, ServedRequest(request, ids))), self._clock()
+        self._flight = replace(flight, calls=(*flight.calls, ServedRequest(request, ids)))
+        self._flight_at = self._clock()
 
     def _drop_stale(self, uid: str, resource: str, ids: frozenset[str]) -> None:
         """The kubelet gives no device twice: another pod that has one of these in the ledger no longer has it."""

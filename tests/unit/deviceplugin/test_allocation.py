@@ -251,3 +251,56 @@ async def test_a_pod_whose_devices_a_twin_got_is_served_when_it_is_next(core: in
         uuid(0) if fate == "gone" else uuid(1)
     )  # the twin has the first's GPU in the kubelet's records, so it gets the twin's
     assert all(set(gpus_of(ids)) == {meant} for ids in kubelet.records[first.uid].values())
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.sampled_from([1, 2]), st.sampled_from([0, 5, 8])), min_size=1, max_size=2),
+            st.sampled_from(["waits", "admitted", "gone", "gone after it was seen admitted"]),
+        ),
+        min_size=2,
+        max_size=4,
+    ),
+    st.integers(0, 10_000),
+)
+@settings(max_examples=examples(200), deadline=None)
+async def test_a_pod_of_any_containers_is_served_whatever_became_of_those_before_it(
+    given_pods: list[tuple[list[tuple[int, int]], str]], seed: int
+) -> None:
+    """Also where it could have been the one that a pod before it was taken for, and was not."""
+    pods, ledger, kubelet = set_up("cdi", seed)
+    for number, (sizes, fate) in enumerate(given_pods):
+        shares = [share(f"c{at}", units, core) for at, (units, core) in enumerate(sizes)]
+        one = node_pod(f"p{number}", number, *shares, on=[0])
+        pods.show(one)
+        await kubelet.admit(one)
+        if fate.endswith("admitted"):
+            pods.admitted(one)
+        if all(before != "waits" for _, before in given_pods[:number]):  # else pods of one size cannot be told apart
+            assert ledger.done[one.uid] == kubelet.records[one.uid]
+        if fate.startswith("gone"):
+            kubelet.remove(one)
+            pods.gone(one)
+
+
+@pytest.mark.parametrize("first_resource", [MEM, CORE])
+async def test_a_pod_takes_over_nothing_of_one_that_came_and_went_before_it(first_resource: str) -> None:
+    """A job's pod ended at once. The pod after it has the same memory in its first container, and another container."""
+    pods, ledger, kubelet = set_up("cdi", 0)
+    job = node_pod("job", 0, share("main", 8), on=[0])
+    pair = node_pod("pair", 1, share("main", 8, 40), share("encoder", 4, 10), on=[0])
+    pods.show(job)
+    await kubelet.admit(job)
+    kubelet.remove(job)
+    pods.gone(job)
+    pods.show(pair)
+    requests = [DeviceRequest(MEM, 8), DeviceRequest(CORE, 40)]
+    if first_resource == CORE:
+        requests.reverse()
+    for request in [*requests, DeviceRequest(CORE, 10), DeviceRequest(MEM, 4)]:
+        ids = await ledger.prefer(request.resource, sorted(kubelet.all[request.resource]), [], request.quantity)
+        assert (await ledger.allocate(request.resource, ids)).node_pod == pair
+    assert {key: len(ids) for key, ids in ledger.done[pair.uid].items()} == {
+        ("main", MEM): 8, ("main", CORE): 40, ("encoder", MEM): 4, ("encoder", CORE): 10,
+    }  # fmt: skip
