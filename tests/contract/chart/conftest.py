@@ -81,6 +81,7 @@ def policies(helm: Helm, api: ApiServer) -> Iterator[ApiServer]:
     api.apply(runtime, "/apis/node.k8s.io/v1/runtimeclasses")
     wait_until_in_force(api)
     yield api
+    api("DELETE", "/apis/node.k8s.io/v1/runtimeclasses/nvidia")
     for name in things[0]:
         api("DELETE", f"{POLICIES}/{name}")
         api("DELETE", f"{POLICIES.replace('policies', 'policybindings')}/{name}")

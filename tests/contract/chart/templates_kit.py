@@ -174,11 +174,14 @@ def in_force(
         for name, thing in objects.of(kind if one.endswith("ies") else f"{kind}Binding").items()
         if (name == f"tangram-templates-{only}" if only else name.startswith("tangram-templates"))
     ]
-    for path, thing in made:
-        api.apply(thing, path)
-    mutating = any(thing["kind"] == "MutatingAdmissionPolicy" for _, thing in made)
     try:
-        _await(api, "units" if mutating else "denied", only)
+        # first what denies: once objects are normalised, nothing shows any more whether it is in force
+        for kind, shown in (("Validating", "denied"), ("Mutating", "units")):
+            of_kind = [(path, thing) for path, thing in made if thing["kind"].startswith(kind)]
+            for path, thing in of_kind:
+                api.apply(thing, path)
+            if of_kind:
+                _await(api, shown, only)
         yield
     finally:
         for path, thing in made:

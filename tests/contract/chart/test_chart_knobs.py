@@ -136,7 +136,10 @@ def test_another_namespace_is_that_of_everything(helm: Helm) -> None:
     text = helm.text(values)
     assert NAMESPACE not in text
     objects = Objects([thing for thing in yaml.safe_load_all(text) if thing])
-    assert {thing["metadata"].get("namespace", "gpus") for thing in objects.items} == {"gpus", "kube-system"}
+    tests = {thing["metadata"]["name"] for thing in objects.items if thing["metadata"].get("namespace") == "default"}
+    assert tests == {"tangram-test"}
+    others = {thing["metadata"].get("namespace", "gpus") for thing in objects.items} - {"default"}
+    assert others == {"gpus", "kube-system"}
     (webhook,) = objects.one("MutatingWebhookConfiguration", "tangram-webhook")["webhooks"]
     assert webhook["clientConfig"]["service"]["namespace"] == "gpus"
     assert "tangram-webhook.gpus.svc" in str(env(objects.container("webhook"))["TANGRAM_WEBHOOK_DNS_NAMES"])
@@ -146,7 +149,7 @@ def test_another_namespace_is_that_of_everything(helm: Helm) -> None:
 def test_a_platform_may_choose_the_user_of_pods_that_need_none(helm: Helm) -> None:
     """As OpenShift does: a fixed user is refused there, unless a key is set to null."""
     no_user = {"podSecurityContext": {"runAsUser": None, "runAsGroup": None}}
-    objects = helm.objects({"webhook": no_user, "scheduler": no_user, "cleanup": no_user})
+    objects = helm.objects({"webhook": no_user, "scheduler": no_user, "cleanup": no_user, "test": no_user})
     for thing, template in objects.pods():
         if thing["kind"] != "DaemonSet":
             context = template["spec"]["securityContext"]

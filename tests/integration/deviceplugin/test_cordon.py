@@ -79,6 +79,7 @@ async def test_a_cordoned_gpu_keeps_its_pod_takes_no_other_and_is_closed_when_th
         order(made)
         await published(made, lambda gpus: not any(gpu.cordon for gpu in gpus) and all(gpu.healthy for gpu in gpus))
         await made.kubelet.until(lambda: len(of(made, MEM, first)) == 16)
+        await until(lambda: any(one["reason"] == "GpuUncordoned" for one in made.api.events))
         reasons = [one["reason"] for one in made.api.events]
         assert [one for one in reasons if one in ("GpuCordoned", "GpuReleased", "GpuUncordoned")] == [
             "GpuCordoned",

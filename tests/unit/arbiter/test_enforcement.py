@@ -144,7 +144,7 @@ def test_without_nvml_the_memory_of_contexts_is_reported_to_be_unenforced(
 def test_the_page_shows_the_feature_of_reports_and_how_long_to_wait(node: ArbiterNode, server: ArbiterServer) -> None:
     page = node.process().page
     assert page is not None
-    assert struct.unpack_from("<II", page.cast("B"), 1040) == (479, 0)
+    assert struct.unpack_from("<II", page.cast("B"), 1040) == (991, 0)
 
 
 def test_a_grant_that_cannot_be_read_any_more_is_refused(node: ArbiterNode, server: ArbiterServer) -> None:

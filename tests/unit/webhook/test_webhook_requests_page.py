@@ -35,7 +35,13 @@ def test_every_resource_has_a_row_and_every_row_a_resource() -> None:
 
 def test_every_annotation_and_label_has_a_row_and_every_row_one_of_them() -> None:
     own = {DEFAULT.assignment, DEFAULT.inventory, DEFAULT.bursts, DEFAULT.gpus_of("<container>"), *DEFAULT.node_labels}
-    own |= {DEFAULT.cordoned_gpus, DEFAULT.unhealthy_taint, DEFAULT.mig_config}
+    own |= {
+        DEFAULT.cordoned_gpus,
+        DEFAULT.unhealthy_taint,
+        DEFAULT.mig_config,
+        DEFAULT.startup_taint,
+        DEFAULT.placeholder_for,
+    }
     assert set(rows("Annotations")) == DEFAULT.user_annotations | own
 
 

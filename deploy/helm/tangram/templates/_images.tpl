@@ -13,6 +13,12 @@
 
 {{- define "tangram.image" -}}{{ include "tangram.imageOf" (list . .Values.image .Chart.AppVersion) }}{{- end -}}
 
+{{/* A name without a host, as the default is, is one of Docker Hub's: the registry of all images has a copy under the same name. */}}
+{{- define "tangram.testImage" -}}
+{{- $host := regexFind "^([^/]+[.:][^/]*|localhost)/" .Values.test.image -}}
+{{- if and .Values.global.imageRegistry (not $host) }}{{ .Values.global.imageRegistry }}/{{ end }}{{ .Values.test.image }}
+{{- end -}}
+
 {{/* Secrets for pulling images, of the chart and of all charts. */}}
 {{- define "tangram.imagePullSecrets" -}}
 {{- with concat .Values.imagePullSecrets (.Values.global.imagePullSecrets | default list) | uniq }}{{ toYaml . }}{{ end -}}
