@@ -33,7 +33,9 @@ def upgraded(cluster: Cluster) -> Iterator[Cluster]:
     try:
         uninstall_chart(cluster.kubectl)
         eventually(lambda: left_in_its_namespace(cluster) == [], "the pods of this release have ended")
-        assert node_files() == []
+        assert node_files() == [], [
+            one["note"] for one in cluster.api.listed("event", "default") if one.get("reason") == "FilesKept"
+        ]
         repository, _, tag = image.name.rpartition("/")[2].partition(":")
         install_chart(cluster.kubectl, {"image": {"repository": repository, "tag": tag}}, str(image.root))
         cluster.wait_for_gpus()

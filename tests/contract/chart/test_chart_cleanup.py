@@ -309,8 +309,8 @@ def test_the_pods_that_remove_files_have_the_rights_for_that_and_no_more(helm: H
     assert {one["hostPath"]["path"] for one in spec["volumes"]} == {"/srv/gpu", *(["/etc/cdi"] if cdi else [])}
     assert spec["affinity"] == objects.one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]["affinity"]
     rights = container["securityContext"]
-    assert rights.get("privileged", False) is pool
-    assert rights.get("capabilities") == (None if pool else {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]})
+    assert rights.get("privileged", False) is (pool or cdi)
+    assert rights.get("capabilities") == (None if pool or cdi else {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]})
     (job,) = objects.one("Job", "tangram-cleanup")["spec"]["template"]["spec"]["containers"]
     assert f"--command=rm -rf /srv/gpu/tangram{' /etc/cdi/tangram.sh-gpu.json' if cdi else ''}" in job["command"]
 
