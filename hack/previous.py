@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import re
 import shutil
 import tarfile
+import tomllib
 from pathlib import Path
 from typing import Final
 
@@ -35,10 +35,8 @@ def sources(under: Path) -> Path:
 
 
 def version(tree: Path) -> str:
-    """Of the release whose sources these are, as its chart has it."""
-    found = re.search(r"^version: (\S+)$", (tree / "deploy/helm/tangram/Chart.yaml").read_text(), re.MULTILINE)
-    assert found is not None, "its chart has no version"
-    return found[1]
+    """Of the release whose sources these are."""
+    return str(tomllib.loads((tree / "pyproject.toml").read_text())["project"]["version"])
 
 
 def metrics_page(tree: Path) -> Path:

@@ -13,7 +13,8 @@ from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
 from hack.images.build import build_all
 from hack.images.catalogue import IMAGES, previous_image
-from hack.images.index import BadArchive, join
+from hack.images.index import join
+from hack.images.oci import BadArchive
 
 PREVIOUS: Final = "previous"
 """The release before this one, with which an upgrade begins: only when it is named."""

@@ -11,20 +11,16 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import re
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from hack.images.oci import BadArchive, OciArchive
+
 INDEX: Final = "application/vnd.oci.image.index.v1+json"
 MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
-_DIGEST = re.compile(r"sha256:([0-9a-f]{64})\Z")
 _BLOCK: Final = 1 << 20
-
-
-class BadArchive(ValueError):
-    """It is no OCI archive of one image, or does not fit the others."""
 
 
 def join(target: Path, name: str, archives: Sequence[Path]) -> list[str]:
@@ -58,57 +54,38 @@ def join(target: Path, name: str, archives: Sequence[Path]) -> list[str]:
 def _copy(path: Path, joined: tarfile.TarFile, written: set[str]) -> tuple[dict[str, Any], str]:
     """Copy the blobs of an archive. Its image's entry in the index, and its platform."""
     try:
-        with tarfile.open(path) as archive:
-            (found,) = _json(archive, "index.json")["manifests"]
-            manifest = _json(archive, _blob(found))
-            config = _json(archive, _blob(manifest["config"]))
+        with tarfile.open(path) as tar:
+            archive = OciArchive(path, tar)
+            (found,) = archive.document("index.json")["manifests"]
+            manifest = archive.document(archive.blob(found["digest"]))
+            config = archive.document(archive.blob(manifest["config"]["digest"]))
             platform = {"architecture": str(config["architecture"]), "os": str(config["os"])}
             if config.get("variant"):
                 platform["variant"] = str(config["variant"])
-            for of in sorted({_blob(one) for one in (found, manifest["config"], *manifest["layers"])} - written):
+            parts = (found, manifest["config"], *manifest["layers"])
+            for of in sorted({archive.blob(one["digest"]) for one in parts} - written):
                 _copy_blob(archive, of, joined)
                 written.add(of)
+    except BadArchive:
+        raise
     except (KeyError, TypeError, ValueError, tarfile.TarError) as error:
-        if isinstance(error, BadArchive):
-            raise BadArchive(f"{path}: {error}") from None
         raise BadArchive(f"{path}: it is no OCI archive of one image: {error}") from None
     entry = {"mediaType": MANIFEST, "digest": found["digest"], "size": found["size"], "platform": platform}
     return entry, "/".join((platform["os"], platform["architecture"], *filter(None, [platform.get("variant")])))
 
 
-def _blob(entry: dict[str, Any]) -> str:
-    """Where in an archive the blob lies that an entry means."""
-    digest = _DIGEST.match(str(entry["digest"]))
-    if digest is None:
-        raise BadArchive(f"the digest is {str(entry['digest'])[:80]!r}: it must be sha256: and 64 digits")
-    return f"blobs/sha256/{digest[1]}"
-
-
-def _json(archive: tarfile.TarFile, name: str) -> dict[str, Any]:
-    content = archive.extractfile(name)
-    if content is None:
-        raise BadArchive(f"{name} is no file")
-    found = json.load(content)
-    if not isinstance(found, dict):
-        raise BadArchive(f"{name} is no object")
-    return found
-
-
-def _copy_blob(archive: tarfile.TarFile, name: str, joined: tarfile.TarFile) -> None:
-    for copy in (False, True):  # the first time only to compare
-        content = archive.extractfile(name)
-        if content is None:
-            raise BadArchive(f"{name} is no file")
-        if copy:
-            info = tarfile.TarInfo(name)
-            info.size = archive.getmember(name).size
-            joined.addfile(info, content)
-            continue
-        digest = hashlib.sha256()
+def _copy_blob(archive: OciArchive, name: str, joined: tarfile.TarFile) -> None:
+    """If its digest is its name. Raises BadArchive."""
+    digest = hashlib.sha256()
+    with archive.member(name) as content:
         while block := content.read(_BLOCK):
             digest.update(block)
-        if digest.hexdigest() != name.rpartition("/")[2]:
-            raise BadArchive(f"{name} has the digest {digest.hexdigest()}")
+    if digest.hexdigest() != name.rpartition("/")[2]:
+        raise BadArchive(f"{archive.path}: {name} has the digest {digest.hexdigest()}")
+    info = tarfile.TarInfo(name)
+    info.size = archive.tar.getmember(name).size
+    with archive.member(name) as content:
+        joined.addfile(info, content)
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from hack.images.catalogue import ROOT
+from hack.images.oci import BadArchive
 from hack.release import krew, man, notes, reproducible, sbom, signature, version
-from hack.release.contents import BadArchive
 
 
 def _parser() -> argparse.ArgumentParser:

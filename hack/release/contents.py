@@ -6,13 +6,14 @@ Only what an SBOM needs is kept: the files that run, the records of package mana
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
+
+from hack.images.oci import BadArchive, OciArchive
 
 RECORD_BYTES: Final = 32 << 20
 """Most that is read of one record (a list of files, a METADATA). Guessed: the largest that was seen has 60 KB."""
@@ -22,10 +23,6 @@ _OPAQUE: Final = ".wh..wh..opq"
 _WHITEOUT: Final = ".wh."
 _MERGED: Final = ("bin", "lib", "lib32", "lib64", "libx32", "sbin")
 """Folders that are links into /usr on every system since 2022; lists of files still name both."""
-
-
-class BadArchive(Exception):
-    """The archive is not what it should be; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +69,17 @@ def is_record(path: str) -> bool:
 def read(archive: Path) -> Contents:
     """The one image in an OCI archive. Raises BadArchive."""
     with tarfile.open(archive) as tar:
-        index = _json(tar, archive, "index.json")
-        manifests = index.get("manifests", [])
+        image = OciArchive(archive, tar)
+        manifests = image.document("index.json").get("manifests", [])
         if len(manifests) != 1:
             raise BadArchive(
                 f"{archive}: {len(manifests)} images, and an SBOM is of 1: give it the archive of one platform"
             )
         digest = str(manifests[0]["digest"])
-        manifest = _json(tar, archive, _blob(digest))
-        contents = Contents(digest, _json(tar, archive, _blob(manifest["config"]["digest"])))
+        manifest = image.document(image.blob(digest))
+        contents = Contents(digest, image.document(image.blob(manifest["config"]["digest"])))
         for layer in manifest["layers"]:
-            with _open(tar, archive, _blob(layer["digest"])) as packed, tarfile.open(fileobj=packed) as members:
+            with image.member(image.blob(layer["digest"])) as packed, tarfile.open(fileobj=packed) as members:
                 _apply(members, contents)
     return contents
 
@@ -156,29 +153,3 @@ def compiled_from_s(head: bytes) -> int | None:
 def _blocks(source: IO[bytes]) -> Iterator[bytes]:
     while block := source.read(_BLOCK):
         yield block
-
-
-def _blob(digest: str) -> str:
-    kind, _, name = digest.partition(":")
-    return f"blobs/{kind}/{name}"
-
-
-def _open(tar: tarfile.TarFile, archive: Path, name: str) -> IO[bytes]:
-    try:
-        opened = tar.extractfile(name)
-    except KeyError:
-        opened = None
-    if opened is None:
-        raise BadArchive(f"{archive}: no {name}: not an OCI archive")
-    return opened
-
-
-def _json(tar: tarfile.TarFile, archive: Path, name: str) -> dict[str, Any]:
-    with _open(tar, archive, name) as source:
-        text = source.read(RECORD_BYTES + 1)
-    if len(text) > RECORD_BYTES:
-        raise BadArchive(f"{archive}: {name} has over {RECORD_BYTES} bytes")
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise BadArchive(f"{archive}: {name} is no object")
-    return value

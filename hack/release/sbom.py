@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hack.images.catalogue import ROOT
+from hack.images.oci import BadArchive
 from hack.release import contents, packages, spdx
-from hack.release.contents import BadArchive
 from hack.release.version import version
 
 

@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 
 from hack.cluster.layout import current_images
+from hack.images.oci import BadArchive
 from hack.release import contents, packages, sbom, spdx
-from hack.release.contents import BadArchive
 from hack.release.spdx import identifier
 from tests.contract.release.oci import Layer, archive
 

@@ -31,8 +31,9 @@ from hack.images.catalogue import (
 )
 from hack.images.commit import commit_of
 from hack.images.docker import Docker
-from hack.images.index import BadArchive, join
+from hack.images.index import join
 from hack.images.names import rename
+from hack.images.oci import BadArchive
 
 
 def _program(folder: Path) -> Path:
